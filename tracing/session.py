@@ -102,7 +102,6 @@ class TracedSession(Session):
     ) -> None:
         """Restore as `Session` does, and name the forward pass, its blocks and the update."""
         super().restore(model, optimizer, held_out_loader)
-        self._can_rescue = False
         self._optimizer = optimizer.optimizer
         self._name_calls(model, FORWARD)
         bare = unwrapped(self.accelerator, model)

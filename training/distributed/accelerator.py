@@ -154,8 +154,6 @@ class Accelerator(accelerate.Accelerator):
     """Copies of the buffers of a model of our own, before the first forward pass."""
     _checked = 0
     """How many times the buffers have been compared with them."""
-    step_loss: Tensor | None = None
-    """This process's mean loss over the step, as far as it is computed; None before the first."""
     _step_is_over = True
 
     def _prepare_cp(self, *args: Any) -> tuple[Any, ...]:
@@ -207,12 +205,9 @@ class Accelerator(accelerate.Accelerator):
 
         Those are of parameters that each of them has whole, but uses for its positions alone.
         """
-        share = loss.detach() / self.gradient_accumulation_steps
-        begins = self._step_is_over or self.step_loss is None
-        self.step_loss = share if begins else self.step_loss + share
-        self._step_is_over = self.sync_gradients
-        if begins and self._checked < CHECKED_STEPS:
+        if self._step_is_over and self._checked < CHECKED_STEPS:
             self._refuse_changed_buffers()
+        self._step_is_over = self.sync_gradients
         super().backward(loss, **options)
         if tensor_size(self) == 1 or not self.sync_gradients:
             return

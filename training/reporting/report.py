@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -27,7 +27,7 @@ from training.distributed.agreement import equal_on_all
 from training.distributed.environment import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
-from training.reporting.metrics import MetricsFile, has_step
+from training.reporting.metrics import MetricsFile
 from training.reporting.timing import PhaseClock
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
@@ -46,15 +46,6 @@ class Collected:
     """What is measured besides, by name: a number (), or a sum and a count (2,)."""
 
 
-class Figures(NamedTuple):
-    """The figures of a step, over all processes."""
-
-    of_step: Collected
-    loss: float
-    norm: float
-    metrics: dict[str, float]
-
-
 @dataclass
 class Report:
     """Collects the loss and the gradient norm of each step as tensors, and writes them as lines.
@@ -65,7 +56,7 @@ class Report:
 
     console: Console
     metrics: MetricsFile | None
-    """None on all but the main process, and the first of each machine with a disk of its own."""
+    """None on all but the main process."""
     tokens_per_step: int
     last_snapshot: Path | None
     """The newest snapshot that is on the disk as a whole; at first the one that is resumed."""
@@ -89,9 +80,7 @@ class Report:
         self.clock = PhaseClock(seconds_since_start(psutil.Process()))
         self.skipped_in_a_row = 0
         self.collected: list[Collected] = []
-        """The steps since the last `reduce`."""
-        self.reduced: list[Figures] = []
-        """The steps since the last `write` whose figures are those of all processes."""
+        """The steps since the last `write`."""
         self._names_compared = False
         """Whether all processes are known to collect metrics of the same names."""
         self._since = time.perf_counter()
@@ -140,65 +129,29 @@ class Report:
             self.console.bar.update(step - self.console.bar.n)
         self.clock.enter(PASSES)
 
-    def reduce(self, accelerator: Accelerator) -> None:
-        """Exchange the figures of the steps since the last call. Every process must call this.
-
-        They then outlive a process that is lost.
-        """
-        if not self.collected:
-            return
-        # Losses differ between processes; norms are of the common gradient.
-        own_losses = torch.stack([of_step.loss for of_step in self.collected])
-        losses = accelerator.reduce(own_losses.float(), "mean").tolist()
-        whole_norms = [gather_full(of_step.grad_norm) for of_step in self.collected]
-        norms = torch.stack(whole_norms).float().tolist()
-        metrics = self._mean_metrics(accelerator)
-        rows = zip(self.collected, losses, norms, metrics, strict=True)
-        self.reduced += [Figures(*row) for row in rows]
-        self.collected.clear()
-
     def write(self, accelerator: Accelerator) -> None:
         """Write a line for each step since the last call. Every process must call this.
 
         Raises TrainingStopped on all processes when a loss or a gradient norm is not finite. Under
         fp16, a gradient that overflows only means that the loss scaler has skipped the update.
         """
-        self.reduce(accelerator)
-        self._write_reduced(accelerator)
-
-    def take_over_metrics(self, path: Path, begin: int) -> None:
-        """Continue metrics.jsonl in the place of another process, which is lost or may be.
-
-        The attempt began after step `begin`. Raises TrainingStopped where lines are missing that
-        only the other process had.
-        """
-        written = self.console.step - len(self.reduced) - len(self.collected)
-        if written > begin and not has_step(path, written):
-            raise TrainingStopped(f"{path} has no lines of step {written}.")
-        self.metrics = MetricsFile(path, written)
-
-    def write_alone(self, accelerator: Accelerator, loss: float) -> None:
-        """Write the lines when another process is lost; `loss` is that of the newest step.
-
-        Of a step whose figures were not exchanged, the line has the loss and the norm alone.
-        """
-        for of_step in self.collected:
-            self.reduced.append(Figures(of_step, loss, float(of_step.grad_norm), {}))
-        self.collected.clear()
-        self._write_reduced(accelerator)
-
-    def _write_reduced(self, accelerator: Accelerator) -> None:
-        if not self.reduced:
+        if not self.collected:
             return
-        reduced, self.reduced = self.reduced, []
-        newest = reduced[-1]
+        collected, newest = self.collected, self.collected[-1]
+        # Losses differ between processes; norms are of the common gradient.
+        own_losses = torch.stack([of_step.loss for of_step in collected])
+        losses = accelerator.reduce(own_losses.float(), "mean").tolist()
+        whole_norms = [gather_full(of_step.grad_norm) for of_step in collected]
+        norms = torch.stack(whole_norms).float().tolist()
+        metrics = self._mean_metrics(accelerator)
+        self.collected = []
         seconds = time.perf_counter() - self._since
-        speed = self.tokens_per_step * len(reduced) / seconds
+        speed = self.tokens_per_step * len(collected) / seconds
         share = self.console.speed.share(speed)
         measured = {} if share is None else {"mfu": round(share, 6)}
         records = []
         fault = None
-        for of_step, loss, norm, others in reduced:
+        for of_step, loss, norm, others in zip(collected, losses, norms, metrics, strict=True):
             step = of_step.step
             skipped = accelerator.scaler is not None and not math.isfinite(norm)
             fault = self._fault(step, loss, norm, skipped)
@@ -225,20 +178,20 @@ class Report:
             raise self._broken(fault, 0 if skipped else step - 1)
         if self.threads is not None:
             passes = self.clock.seconds[PASSES] - self._passes_before
-            self.threads.report_pace(passes / len(reduced))
+            self.threads.report_pace(passes / len(collected))
             self.clock.enter(PASSES)
             self._passes_before = self.clock.seconds[PASSES]  # without what it has measured
-        seconds_left = (self.console.max_steps - newest.of_step.step) * seconds / len(reduced)
+        seconds_left = (self.console.max_steps - newest.step) * seconds / len(collected)
         if self.uploads is not None:
             self.uploads.ends_in(seconds_left)
         self.console.progress(
-            newest.of_step.step,
-            newest.loss,
+            newest.step,
+            losses[-1],
             tokens_per_second=speed,
             seconds_left=seconds_left,
-            rate=newest.of_step.learning_rate,
-            norm=newest.norm,
-            metrics=newest.metrics,
+            rate=newest.learning_rate,
+            norm=norms[-1],
+            metrics=metrics[-1],
             skipped=self.skipped,
             hub_status=hub_status,
         )

@@ -120,8 +120,6 @@ def _report(raised: Exception, session: Session | None, lock: RunLock) -> int:
     error = in_words(raised, begun)
     code = lock.note_exit(_code_for(error, cause))
     if session is not None:
-        if is_lost_peer(error):
-            session.rescue()  # begins it, before a signal ends this process
         session.signals.phase = Phase.FAILED
     if _print(error, cause is not None, session):
         _end_launcher(code, lock)

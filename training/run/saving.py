@@ -19,7 +19,7 @@ from config.schema import Config, ConfigError
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard, writes_shard
-from snapshot.disk.files import TEMPORARY_PREFIX, folder_name, snapshots_in, write_json
+from snapshot.disk.files import snapshots_in, write_json
 from snapshot.disk.model import BaseReference
 from snapshot.disk.numbers import refuse_other_counts
 from snapshot.disk.peers import Peers
@@ -80,13 +80,10 @@ class SnapshotWriter:
         base: BaseReference | None = None,
         generation: dict[str, Any] | None = None,
         saved: Callable[[], object] = lambda: None,
-        keeps_copies: bool = False,
     ) -> None:
         """`generation` is the content of generation_config.json, if snapshots have one.
 
-        With `keeps_copies` this process writes whatever it has whole, as the main process does: it
-        is the first of a machine whose disk may be the only one that is left. `saved` is called
-        when a snapshot is on disk, before its upload.
+        `saved` is called when a snapshot is on disk, before its upload.
         """
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
@@ -104,14 +101,11 @@ class SnapshotWriter:
             bare_model.layout(), config.optim.name, config.saves_only_trained
         )
         self._peers = find_peers(accelerator, bare_model, self._root, seconds, report.console)
-        self.has_all = not any(map(is_sharded, bare_model.parameters()))
-        """Whether each process has the whole state, so that any of them can save it."""
-        self._writes_all = accelerator.is_main_process or (keeps_copies and self.has_all)
         pinned = accelerator.device.type == "cuda"
         self._destination = Destination(
             self._root,
             config.snapshot.piece_bytes,
-            self._writes_all,
+            accelerator.is_main_process,
             self._peers,
             StagingBuffer(config.snapshot.staging_bytes, _room_for_copies, pinned),
         )
@@ -148,7 +142,18 @@ class SnapshotWriter:
         state.computed_on = computed_on(accelerator, self._config.run)
         self._written.clear()
         try:
-            self._snapshot = self._begin(self._destination, state)
+            bare_model = unwrapped(accelerator, self._model)
+            counts = state.step, state.skipped_steps
+            refuse_other_counts(bare_model.layout(), self._optimizer, *counts)
+            self._snapshot = begin_snapshot(
+                self._destination,
+                state,
+                bare_model,
+                self._optimizer,
+                self._save_rest,
+                self._base,
+                self._tokenizer.end_of_text,
+            )
         except Unresumable as error:
             raise ConfigError(f"the snapshot of step {state.step}: {error}.") from error
         except (OSError, SnapshotError) as error:
@@ -182,52 +187,6 @@ class SnapshotWriter:
                     f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot "
                     f"takes {self._bytes / 1e6:,.1f} MB. Free some space for it."
                 )
-
-    def is_rescue_taken(self) -> bool:
-        """Whether another process rescues the run on this disk; if not, this one has to."""
-        try:
-            (self._root / f"{TEMPORARY_PREFIX}rescue").mkdir()
-        except OSError:
-            return True
-        return False
-
-    def rescue(self, state: RunState) -> None:
-        """Begin a snapshot of what this process has, without the others: one of them is gone.
-
-        Only where every process has the whole state may this be called, and on each disk only by
-        the first to find that `is_rescue_taken` is false. A thread writes, which `end` waits for.
-        """
-        if self._accelerator.scaler is not None:
-            state.loss_scaler = self._accelerator.scaler.state_dict()
-        state.skipped_steps = self._report.skipped
-        state.computed_on = computed_on(self._accelerator, self._config.run)
-        before, alone = self._thread, Destination(self._root, self._config.snapshot.piece_bytes)
-
-        def write() -> None:
-            if before is not None:
-                before.join()  # it is a good one
-            if (self._root / folder_name(state.step)).exists():
-                return
-            try:
-                self._report.last_snapshot = self._begin(alone, state).write()
-            except BaseException as error:
-                self._error = error
-
-        self._thread = Thread(target=write, name="snapshot")
-        self._thread.start()
-
-    def _begin(self, to: Destination, state: RunState) -> PendingSnapshot:
-        model = unwrapped(self._accelerator, self._model)
-        refuse_other_counts(model.layout(), self._optimizer, state.step, state.skipped_steps)
-        return begin_snapshot(
-            to,
-            state,
-            model,
-            self._optimizer,
-            self._save_rest,
-            self._base,
-            self._tokenizer.end_of_text,
-        )
 
     def finish(self) -> None:
         """Wait until an update may change what the pending snapshot holds. All call this.
@@ -269,7 +228,7 @@ class SnapshotWriter:
 
     def prune(self, newest: int) -> None:
         """Remove the snapshots up to step `newest` that neither the run nor an upload needs."""
-        if not self._writes_all:
+        if not self._accelerator.is_main_process:
             return
         report, uploads = self._report, self._report.uploads
         try:
@@ -292,7 +251,8 @@ class SnapshotWriter:
     @property
     def _writes(self) -> bool:
         """Whether this process writes, alone or as one of several."""
-        return self._writes_all or (self._peers is not None and self._peers.writes)
+        is_main = self._accelerator.is_main_process
+        return is_main or (self._peers is not None and self._peers.writes)
 
     def _join(self, seconds: float | None = None) -> None:
         if self._thread is not None:

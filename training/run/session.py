@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from config.schema import Config, ConfigError
+from config.schema import Config
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
@@ -28,7 +27,7 @@ from snapshot.disk.files import snapshots_in
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
-from snapshot.start import METRICS, Start
+from snapshot.start import Start
 from store.events import read_events
 from store.goodput import END, UPDATE, UPLOAD, Reading, interruptions_in
 from store.ownership import AGAIN, DONE, PERSON
@@ -58,7 +57,7 @@ from training.distributed.environment import (
 )
 from training.distributed.processes import ProcessGroupTimeouts
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
-from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS, TrainingStopped
+from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
 from training.reporting import summary
 from training.reporting.console import Console, write_now
@@ -156,8 +155,6 @@ class Session:
         self._writer: SnapshotWriter | None = None
         self._due = Due()
         self.finished = self._waited_for_snapshot = self._last = self._stopping = False
-        self._updating = self._can_rescue = False
-        self._agreed_loss = float("nan")
         self._sample: str | None = None
         self._held_out = float("nan")
         self._reading: Reading | None = None
@@ -321,13 +318,8 @@ class Session:
             base=None if self.pretrained is None else self.pretrained.reference,
             generation=self._generation,
             saved=self._read_clock,
-            keeps_copies=is_elastic() and self._lock.is_held,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
-        # With GPUs, NCCL's watchdog ends the processes that are left when one is lost, and an
-        # exchange of each step's figures would cost a wait.
-        several = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
-        self._can_rescue = several and self._writer.has_all
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._saves = self._save_steps(size)
         self._stop = self._stop_of_run()
@@ -393,7 +385,6 @@ class Session:
         """
         self.release_weights()  # fp16's loss scaler may have skipped the update
         self.state.step, self.state.epoch = step, epoch
-        self._updating = False
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
@@ -408,8 +399,6 @@ class Session:
             self._saves.saved(step)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
-        elif self._can_rescue:
-            self.report.reduce(self.accelerator)
         if any(self._due):
             self._trackers.check()
             self.report.pause_clock()
@@ -472,23 +461,6 @@ class Session:
         """Leave an exit code in the run's directory, as `RunLock.note_exit` does."""
         return self._lock.note_exit(code)
 
-    def rescue(self) -> None:
-        """Begin a snapshot of the newest step, after the loss of another process.
-
-        The first process of a disk that calls this writes the lines of metrics, too: the one that
-        has written them until now may be gone. What no process has alone is not saved: a sharded
-        model, half an update, numbers that are not finite.
-        """
-        writer = self._writer
-        if writer is None or not self._can_rescue or self._updating or writer.is_rescue_taken():
-            return
-        with suppress(TrainingStopped, ConfigError, OSError):  # resume from the last snapshot then
-            if self.report.metrics is None:
-                begin = 0 if self.start.state is None else self.start.state.step
-                self.report.take_over_metrics(Path(self.config.run.dir) / METRICS, begin)
-            self.report.write_alone(self.accelerator, self._agreed_loss)
-            writer.rescue(self.state)
-
     def release(self, end: str, seconds: float = RELEASE_SECONDS) -> None:
         """Say in the store that this attempt no longer owns the run, if it does, within seconds."""
         if self._hold is not None:
@@ -531,10 +503,6 @@ class Session:
     def _before_update(self, *_: object) -> None:
         """Called by the optimizer: the update must not change what a pending snapshot holds."""
         self.report.clock.enter(UPDATE)
-        if self._can_rescue and (loss := self.accelerator.step_loss) is not None:
-            # Before the weights change: from then on, this step is not computed again.
-            self._agreed_loss = float(self.accelerator.reduce(loss.float(), "mean"))
-        self._updating = True
         self.release_weights()
 
     def release_weights(self) -> None:

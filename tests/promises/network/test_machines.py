@@ -125,7 +125,7 @@ def test_a_link_cut_for_good_ends_both_and_the_hub_has_the_run(cluster, small, t
     assert seconds < GIVEN_UP_SECONDS + 30
     assert [(disk / "run/exit_code").read_text() for disk in cluster.disks] == ["1\n", "1\n"]
     cluster.machines[1].join()
-    cluster.disks = [tmp_path / "new disk", tmp_path / "another"]  # without what was rescued
+    cluster.disks = [tmp_path / "new disk", tmp_path / "another"]
     stored = hubs.step_of(cluster.hub)
     results = cluster.run(*overrides)
     assert [code for code, _, _ in results] == [0, 0], results

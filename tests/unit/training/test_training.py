@@ -7,7 +7,6 @@ import math
 import os
 import random
 import time
-from contextlib import nullcontext
 from importlib.machinery import FileFinder
 from types import SimpleNamespace
 
@@ -175,35 +174,6 @@ def test_broken_weights_are_not_called_a_good_snapshot(tmp_path):
         good = "The last good snapshot stays" in str(caught.value)
         assert good == (step == 4)
         assert ("begin with an earlier one: snapshot.resume=" in str(caught.value)) == (not good)
-
-
-def test_figures_that_were_exchanged_outlive_the_other_processes(tmp_path):
-    report, accelerator = report_of(tmp_path), Accelerator(cpu=True)
-    for step in (1, 2):
-        report.add(step, 0.1, torch.tensor(1.5), torch.tensor(1.0))
-        report.reduce(accelerator)
-    report.add(3, 0.1, torch.tensor(1.5), torch.tensor(1.0))  # and the exchange fails
-    report.write_alone(accelerator, 1.25)
-    lines = read_metrics(tmp_path / "metrics.jsonl")
-    assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.5), (2, 1.5), (3, 1.25)]
-
-
-@pytest.mark.parametrize("has_lines", [True, False])
-def test_a_process_takes_over_the_metrics_if_it_has_all_lines_that_are_missing(tmp_path, has_lines):
-    lost, left, accelerator = report_of(tmp_path), report_of(tmp_path), Accelerator(cpu=True)
-    left.metrics = None
-    for report in (lost, left):
-        report.add(1, 0.1, torch.tensor(1.5), torch.tensor(1.0))
-        if report is left or has_lines:  # or it was killed before it wrote what both had reduced
-            report.write(accelerator)
-        report.add(2, 0.1, torch.tensor(1.5), torch.tensor(1.0))
-        report.reduce(accelerator)
-    path = tmp_path / "metrics.jsonl"
-    with nullcontext() if has_lines else pytest.raises(TrainingStopped, match="no lines of step 1"):
-        left.take_over_metrics(path, begin=0)
-        left.write_alone(accelerator, 1.25)
-        lost.flush()  # as the snapshot does that it still writes, if it is alive
-    assert [line["step"] for line in read_metrics(path)] == ([1, 2] if has_lines else [])
 
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):
