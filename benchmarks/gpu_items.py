@@ -85,12 +85,6 @@ def shared_matrices(settings: Settings) -> list[Row]:
     return matrix_rows(settings)
 
 
-def shared_experts(settings: Settings) -> list[Row]:
-    from gpu_runs import expert_rows
-
-    return expert_rows(settings)
-
-
 def deterministic(settings: Settings) -> list[Row]:
     from gpu_steps import Case
     from gpu_steps import deterministic as rows
@@ -175,7 +169,6 @@ ITEMS = (
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
     Item("shared sequences", "context parallelism", 120, shared_sequences),
     Item("shared matrices", "tensor parallelism", 120, shared_matrices),
-    Item("shared experts", "expert parallelism", 120, shared_experts),
     Item("new weights", "new weights", 60, new_weights),
     *(_frozen(kind) for kind in ("float32", "bf16", "nf4")),
 )

@@ -28,23 +28,6 @@ LONG = 16_384
 """Positions of a sequence that two GPUs share."""
 ALONE = "--parallelism_config_dp_shard_size=1"
 """The launcher's option for no other processes than those that share something."""
-MIXTURE = {
-    "model_type": "mixtral",
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-"""Sizes of a mixture of GPT-2's width."""
-SMALL_MIXTURE = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
 FIRST_PORT = 29_800
 PER_SNAPSHOT = 100
 """Steps to which a snapshot's stall is related."""
@@ -265,19 +248,6 @@ def matrix_rows(settings: Settings) -> list[Row]:
     batch, length = settings.shape["batch"], settings.shape["block_size"]
     tp = _pair(settings, "share each matrix", "tp", batch, ALONE)
     return _speeds(settings, "tensor parallelism", batch, length, ("model.dropout=0",), tp)
-
-
-def expert_rows(settings: Settings) -> list[Row]:
-    """The same of a mixture of transformers: each device has half of the experts."""
-    batch, length = settings.shape["batch"], settings.shape["block_size"]
-    sizes = {**MIXTURE, "vocab_size": settings.vocabulary, "max_position_embeddings": length}
-    folder = Path(settings.folder, "mixture")
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {**sizes, **(SMALL_MIXTURE if settings.rehearse else {})}
-    (folder / "config.json").write_text(json.dumps(content))
-    words = (f"model.architecture={folder}", "model.dropout=0")
-    ep = _pair(settings, "share matrices and experts", "tp", batch, ALONE)
-    return _speeds(settings, "expert parallelism", batch, length, words, ep)
 
 
 def _pair(settings: Settings, name: str, kind: str, micro: int, *options: str) -> Way:

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.experts import share_experts
 from model.head import IGNORED, Head
 from model.lora import Adapter, adapter_of, without_adapter
 from model.products import compute_dtype, product
@@ -194,11 +193,6 @@ def _colwise(group: TensorGroup, module: Any, joined: int) -> None:
         group.add_up(adapter.first)
 
 
-def _packed(group: TensorGroup, module: Any, _: int) -> None:
-    """A linear layer that joins two of the same size."""
-    _colwise(group, module, 2)
-
-
 def _rowwise(group: TensorGroup, module: Any, _: int) -> None:
     """A linear layer, some of whose inputs this process has."""
     layer, adapter = without_adapter(module), adapter_of(module)
@@ -288,12 +282,10 @@ def _norm(group: TensorGroup, module: Any, _: int) -> None:
 WAYS: dict[str, Callable[[TensorGroup, Any, int], None]] = {
     "entry": _entry,
     "colwise": _colwise,
-    "packed": _packed,
     "rowwise": _rowwise,
     "gather": _gather,
     "split": _split,
     "norm": _norm,
-    "experts": share_experts,
     "embedding": _embedding,
     "positions": _positions,
     "head": _head,

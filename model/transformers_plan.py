@@ -2,7 +2,8 @@
 
 transformers says for each architecture how a linear layer is cut (`base_model_tp_plan`). Only a
 model whose plan covers all that a cut layer leads to is taken: a norm of heads that is not in the
-plan would be trained with a part of its gradient.
+plan would be trained with a part of its gradient. The experts of a mixture are not cut, so a
+mixture has no plan.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from typing import Any
 
 from torch import nn
 
-from model.experts import can_share
 from model.frozen import FrozenLinear
 from model.head import Head
 from model.lora import is_adapter, name_in_model, without_adapter
 
 LINEAR = {
     "colwise": "colwise",
-    "packed_colwise": "packed",
     "rowwise": "rowwise",
     "colwise_gather_output": "entry colwise gather",
     "rowwise_split_input": "split rowwise",
 }
 """transformers' words for linear layers, as ways of `model.tensor`."""
-NORM, EXPERTS, EMBEDDING = "replicated_with_grad_allreduce", "moe_tp_experts", "embedding_rowwise"
-ENTERED = ("colwise", "packed")
-"""Layers whose input has a part of its gradient on each process."""
+NORM, EMBEDDING = "replicated_with_grad_allreduce", "embedding_rowwise"
+ENTERED = "colwise"
+"""A layer whose input has a part of its gradient on each process."""
 
 
 def tensor_plan(lm: Any, prefix: str, once: bool) -> dict[str, str]:
@@ -42,28 +41,22 @@ def tensor_plan(lm: Any, prefix: str, once: bool) -> dict[str, str]:
         modules[_pattern(name)].append(module)
     ends = {_pattern(name): way for name, way in _ends(lm).items()}
     words: dict[str, str] = lm._tp_plan or {}
-    mixtures = {one for one, word in words.items() if word == EXPERTS}
     plan: dict[str, str] = {}
     for pattern, word in words.items():
-        if pattern in ends or word == EMBEDDING or pattern.rpartition(".")[0] in mixtures:
-            continue  # of a mixture, a plan also lists the weights
-        if pattern in modules:
+        if pattern in modules and pattern not in ends and word != EMBEDDING:
             if (way := _way(modules[pattern], word)) is None:
                 return {}
             plan[pattern] = way
     if not plan:
         return {}
-    for parent in {one.rpartition(".")[0] for one, way in plan.items() if way in ENTERED}:
+    for parent in {one.rpartition(".")[0] for one, way in plan.items() if way == ENTERED}:
         inside = {one: way for one, way in plan.items() if one.startswith(f"{parent}.")}
-        entered = {one.rpartition(".")[2] for one, way in inside.items() if way in ENTERED}
-        # A mixture may have the name of a plain layer.
-        around = [one for one in modules[parent] if entered & dict(one.named_children()).keys()]
-        if not all(_covers(inside, parent, one) for one in around):
+        if not all(_covers(inside, parent, one) for one in modules[parent]):
             return {}
-        if once and len(around) == len(modules[parent]):
+        if once:
             plan[parent] = "entry"
         else:
-            plan |= {one: f"entry {way}" for one, way in inside.items() if way in ENTERED}
+            plan |= {one: f"entry {way}" for one, way in inside.items() if way == ENTERED}
     return {f"{prefix}{one}": way for one, way in {**plan, **ends}.items()}
 
 
@@ -76,8 +69,6 @@ def _way(found: list[Any], word: str) -> str | None:
     """What transformers' word for these modules is here; None if it is unknown."""
     if word == NORM:
         return "norm"
-    if word == EXPERTS:
-        return "experts" if all(map(can_share, found)) else None
     kinds = {type(without_adapter(one)) for one in found}
     return LINEAR.get(word) if kinds <= {nn.Linear, FrozenLinear} else None
 

@@ -65,7 +65,8 @@ def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, len
     if not model.tensor_plan:
         raise ConfigError(
             f"{named}, but several processes cannot share the matrices of {model.config.family}. "
-            "Set it to 1, and shard the model (parallelism_config_dp_shard_size)."
+            "Set it to 1: FSDP shards them, and the experts of a mixture as well "
+            "(parallelism_config_dp_shard_size)."
         )
     if uneven := [count for count in heads if count % size]:
         raise ConfigError(

@@ -235,7 +235,6 @@ def test_each_kind_of_update_is_measured_in_one_process(tmp_path):
 SHARED = {
     "shared sequences": ("context parallelism", "share each sequence"),
     "shared matrices": ("tensor parallelism", "share each matrix"),
-    "shared experts": ("expert parallelism", "share matrices and experts"),
 }
 """Items of two GPUs: what they share, and the name of the row."""
 

@@ -190,9 +190,8 @@ def test_processes_that_share_matrices_send_what_is_predicted(tmp_path, config, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "processes"), [("tp_cpu.yaml", 2), ("fsdp_tp_cpu.yaml", 4)])
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_shared_models_of_transformers_send_what_is_predicted(tmp_path, family, config, processes):
-    base = families.make(family, tmp_path / "base")
+def test_shared_models_of_transformers_send_what_is_predicted(tmp_path, config, processes):
+    base = families.make("llama", tmp_path / "base")
     file = runs.rehearsal(config, tmp_path, processes)
     words = [f"model.pretrained={base}", "data.block_size=16", "train.global_batch_size=8"]
     rows, folder = trace(file, tmp_path, *words, "train.micro_batch_size=2", "optim.name=adamw")
@@ -200,8 +199,6 @@ def test_shared_models_of_transformers_send_what_is_predicted(tmp_path, family, 
     for _, counted, predicted in rows.values():
         assert counted == predicted
     assert counted_over_predicted(folder) == pytest.approx(1, abs=0.02)
-    page = (folder / "trace.html").read_text()
-    assert ("experts.down_proj" in page) == (family == "mixtral")
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-import families
 from contexts import SIZES, batches, loss_of, sizes
 from model.causal_lm import PACKING
 from model.families import FAMILIES, build_model
@@ -24,18 +23,6 @@ from model.lora import Lora
 from model.tensor import TensorGroup
 from snapshot.disk.model import model_config
 
-MIXTURES = {
-    "qwen3 moe": families.OTHERS["qwen3 moe"],
-    "olmoe": families.OTHERS["olmoe"],
-    "dense and mixed": {
-        **families.OTHERS["qwen3 moe"],
-        "mlp_only_layers": [0],
-        "model_type": "qwen2_moe",
-        "shared_expert_intermediate_size": 24,
-    },
-    "cut inside": {**families.FAMILIES["mixtral"], "num_local_experts": 3},
-}
-"""Entries of config.json of models with experts, besides those of PACKING."""
 ADAPTED = {
     f"{one}, adapted": one for one in (*FAMILIES, "their llama", "their phi3", "their mixtral")
 }
@@ -50,8 +37,6 @@ def config(name: str):
     if name in FAMILIES or name == "their gpt2":
         return sizes(name)
     content = {**SIZES, "model_type": name.removeprefix("their ")}
-    if name in MIXTURES:
-        content = {**MIXTURES[name], **families.BALANCED}
     if dist.get_world_size() == 4:
         content = {**content, **HEADS}
     return model_config(content, name)
@@ -93,7 +78,7 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
                 / one.grad.abs().max().clamp(1e-6)
             )
             for one, other in pairs
-            if one.grad is not None  # an expert that no token uses has none
+            if one.grad is not None  # a weight under an adapter has none
         )
         found[kind] = abs(float(losses[1] - losses[0])), worst
     ids = batches()["whole"][0][:, :7]
@@ -105,7 +90,7 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    names = [*FAMILIES, *(f"their {family}" for family in PACKING), *MIXTURES, *ADAPTED]
+    names = [*FAMILIES, *(f"their {family}" for family in PACKING), *ADAPTED]
     if len(sys.argv) > 2:
         names = sys.argv[2:]
     content = {name: differences(name) for name in names}

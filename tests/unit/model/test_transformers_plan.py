@@ -45,15 +45,6 @@ def test_a_process_has_heads_channels_and_rows_of_the_vocabulary():
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize(("processes", "dims"), [(2, (0, 0)), (3, (1, 2))])
-def test_a_process_has_whole_experts_or_channels_of_each_and_all_of_the_router(processes, dims):
-    model = model_of("mixtral", num_key_value_heads=4)
-    found = cut_along(model, processes)
-    assert (found["mlp.experts.gate_up_proj"], found["mlp.experts.down_proj"]) == dims
-    assert found["mlp.gate.weight"] is None
-    assert not model.blocks[-1].mlp.gate.weight.cut.summed
-
-
 @pytest.mark.parametrize(
     "entries",
     [
@@ -61,6 +52,7 @@ def test_a_process_has_whole_experts_or_channels_of_each_and_all_of_the_router(p
         {"model_type": "gpt_oss"},  # its plan has the embedding alone
         {"model_type": "minicpm3"},  # a word that is not known here
         {"model_type": "bloom", "n_head": 4, "n_layer": 2},  # no plan
+        *({"model_type": one} for one in ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe")),
     ],
     ids=lambda entries: entries["model_type"],
 )

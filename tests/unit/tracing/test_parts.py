@@ -18,7 +18,7 @@ from snapshot.disk.model import model_config
 from tracing.parts import REST, Shares, held_by, matrices, shares
 
 SIZES = GPTConfig(vocab_size=10, block_size=16, n_layer=2, n_head=4, n_embd=8)
-MIXTURE = model_config(dict(families.FAMILIES["mixtral"]), "mixtral")
+LLAMA = model_config(dict(families.FAMILIES["llama"]), "llama")
 
 
 def held(config, length: int = 16, tensor: int = 1, context: int = 1, by_heads: bool = False):
@@ -44,7 +44,7 @@ def owned(matrix) -> np.ndarray:
     return counts
 
 
-@pytest.mark.parametrize("config", [SIZES, MIXTURE], ids=["ours", "mixtral"])
+@pytest.mark.parametrize("config", [SIZES, LLAMA], ids=["ours", "llama"])
 def test_every_number_has_its_owners(config):
     groups = matrices(held(config, tensor=2))
     assert list(groups) == ["each block", REST]
@@ -53,7 +53,7 @@ def test_every_number_has_its_owners(config):
         counts = np.unique(owned(one))
         assert counts.tolist() in ([1], [2]), one.name
     assert {one.name for one in found if owned(one).max() == 2}.isdisjoint(
-        {"attn.c_attn", "mlp.c_proj", "wte", "embed_tokens", "experts.down_proj", "lm_head"}
+        {"attn.c_attn", "mlp.c_proj", "wte", "embed_tokens", "mlp.down_proj", "lm_head"}
     )
 
 
@@ -66,14 +66,6 @@ def test_a_process_has_its_heads_of_query_key_and_value():
     }
     (output,) = (one for one in groups["each block"] if one.name == "attn.c_proj")
     assert output.owners == {((0, 8), (0, 4)): [0], ((0, 8), (4, 8)): [1]}
-
-
-def test_a_process_has_whole_experts():
-    groups = matrices(held(MIXTURE, tensor=2))
-    (experts,) = (one for one in groups["each block"] if one.name == "experts.down_proj")
-    assert experts.owners == {
-        ((2 * rank, 2 * rank + 2), (0, 32), (0, 64)): [rank] for rank in (0, 1)
-    }
 
 
 def test_blocks_that_differ_are_shown_one_by_one():
@@ -122,7 +114,7 @@ def test_a_sequence_is_shared_as_the_model_shares_it(sizes, between, attention):
 
 
 def test_models_of_transformers_have_all_positions_between_layers():
-    found = shares(held(MIXTURE, tensor=2), 2)
+    found = shares(held(LLAMA, tensor=2), 2)
     assert found.between == {(0, 16): [0, 1]}
     assert found.attention == {((0, 2), (0, 16)): [0], ((2, 4), (0, 16)): [1]}
 

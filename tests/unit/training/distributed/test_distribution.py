@@ -218,9 +218,13 @@ def test_matrices_that_processes_cannot_share_are_refused():
         refuse(a_run(2, 6, context=2), GPT(sizes))
     with pytest.raises(ConfigError, match="cannot share the matrices of gpt2"):
         refuse(a_run(2), Opaque(sizes))
+    mixture = build_model(model_config(dict(families.FAMILIES["mixtral"]), "mixtral"))
+    sentence = r"tp_size: 2, but .* matrices of mixtral\. Set it to 1: FSDP shards them, and "
+    with pytest.raises(ConfigError, match=sentence):
+        refuse(a_run(2), mixture)
 
 
-def refuse(run: tuple, model: GPT) -> None:
+def refuse(run: tuple, model: torch.nn.Module) -> None:
     accelerator, config = run
     shared_matrices.refuse_model(accelerator, model, config)
 
