@@ -261,8 +261,11 @@ def _check_hub_and_run(found: Problems) -> None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "must have the form owner/name")
     if hub.bucket is not None:
         need(_is_repo_id(hub.bucket), "hub.bucket", "must have the form owner/name")
+    stores = {"hub.url": hub.url, "hub.bucket": hub.bucket, "hub.repo_id": hub.repo_id}
+    first, *others = [key for key, name in stores.items() if name is not None] or [""]
+    for key in others:
+        need(False, first, f"excludes {key}={stores[key]}: a run has one store")
     if hub.url is not None:
-        need(hub.bucket is None, "hub.url", f"excludes hub.bucket={hub.bucket}: leave one out")
         reason = _why_no_store(hub.url)
         need(reason is None, "hub.url", reason or "")
     every, milestone = found.config.snapshot.every, hub.milestone_every

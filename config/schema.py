@@ -173,7 +173,7 @@ class HubConfig:
     repo_id: str | None = None
     """The Hub repo (owner/name) to upload snapshots to and resume from; null: none."""
     bucket: str | None = None
-    """A bucket (owner/name) instead; with repo_id, the last snapshot also goes to that repo."""
+    """A bucket (owner/name) instead."""
     url: str | None = None
     """A folder elsewhere instead: s3://bucket/run, gs://..., file:///shared/run: docs/hub.md."""
     private: bool = True
@@ -209,11 +209,6 @@ class HubConfig:
         if self.bucket is not None:
             return f"hf://buckets/{self.bucket}"
         return None if self.repo_id is None else f"hf://{self.repo_id}"
-
-    @property
-    def has_model_repo(self) -> bool:
-        """Whether `repo_id` is not the store, but gets the last snapshot."""
-        return self.repo_id is not None and (self.url or self.bucket) is not None
 
 
 @dataclass

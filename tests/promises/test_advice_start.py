@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import hubs
 import runs
 from config.compose import load_config
 from config.schema import ConfigError
@@ -27,7 +26,7 @@ from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
 from training.run.same_run import refuse_other_run
 
-HERE, THERE, BUCKET = "hub.repo_id=me/run", "hub.repo_id=me/other", "hub.bucket=me/run"
+BUCKET = "hub.bucket=me/run"
 NEVER = "snapshot.resume=never"
 
 
@@ -162,14 +161,6 @@ def test_a_folder_in_use_or_not_to_be_written(a_run, begins, refused, tmp_path):
     (tmp_path / "file").write_text("")
     assert "Set run.dir to a folder that you may write to" in refused("run.dir=file/run")
     assert begins("run.dir=out/third") is None
-
-
-def test_the_repo_of_a_bucket_s_run(near_hub, begins, refused, finished_run, tmp_path):
-    hubs.put(near_hub, of_another_run(finished_run, tmp_path / "other"), 10, run="f" * 32)
-    said = refused("run.name=new", "hub.bucket=me/new", HERE)
-    assert "Name another repo; hub.takeover=true replaces what is in this one" in said
-    assert begins("run.name=new", "hub.bucket=me/new", THERE) is None
-    assert begins("run.name=new", "hub.bucket=me/new", HERE, "hub.takeover=true") is None
 
 
 def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> None:

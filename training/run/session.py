@@ -432,7 +432,7 @@ class Session:
         self.signals.phase = Phase.UPLOADING
         if self.finished:
             summary.print_finished(self.console, self.state.step)
-            self._finish_uploads(self.start.folder)
+            self._finish_uploads()
             self._release_after_uploads(self.signals.cause, self._seconds_to_release())
             return EXIT_DONE
         assert self._writer is not None
@@ -446,7 +446,7 @@ class Session:
             if is_elastic():  # the machine that has written it may leave
                 share_newest(self.accelerator, self.config, self._lock)
         with self.report.clock.within(UPLOAD):
-            self._finish_uploads(self.report.last_snapshot if self._last else None)
+            self._finish_uploads()
             self._release_after_uploads(self.signals.cause, self._seconds_to_release())
         self._read_clock()
         self._writer.prune(self.state.step)  # what an upload needed until now
@@ -519,8 +519,8 @@ class Session:
             self._waited_for_snapshot = True
         writer.finish()
 
-    def _finish_uploads(self, last: Path | None) -> None:
-        finish_uploads(self.console, self.config, self._uploads, self.signals, last)
+    def _finish_uploads(self) -> None:
+        finish_uploads(self.console, self.config, self._uploads, self.signals)
 
     def _say_now(self, text: str) -> None:
         """Tell the user, from any thread."""

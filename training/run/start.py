@@ -38,7 +38,6 @@ from snapshot.start import (
     ORIGIN,
     Start,
     check_can_move_aside,
-    check_model_repo,
     choose_start,
     folder_for_step,
     from_scratch,
@@ -63,7 +62,7 @@ from training.run.run_dir import CONFIG_FILE, RunLock, config_in, not_writable, 
 from training.run.same_run import refuse_other_run
 from training.run.signals import name_of
 from training.run.text import begin_stream, data_facts
-from training.run.uploading import model_repo_of, store_of
+from training.run.uploading import store_of
 
 
 def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
@@ -306,8 +305,7 @@ def _choose(
         fetch=fetch,
     )
     _hold(lock, config)
-    model_repo = model_repo_of(config)
-    return start if model_repo is None else check_model_repo(model_repo, start)
+    return start
 
 
 def is_restart(state: RunState | None, config: Config, code_before: int | None) -> bool:

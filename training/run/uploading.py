@@ -13,20 +13,17 @@ from config.schema import Config
 from snapshot.disk.checking import check_model
 from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
-from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import Start
 from store.card import card_text
-from store.errors import HubError
 from store.events import history_of, read_events
 from store.fence import USUAL_SILENCE_SECONDS
-from store.fetch import read_repo
 from store.goodput import goodput_of
 from store.kinds import open_store
 from store.ownership import Owner, machine_name, utc
 from store.records import EVENTS
 from store.standby import Hold
-from store.store import PREFIX, Best, Card, Policy, Store, UploadTarget
+from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.proof import in_words, read_proof
@@ -37,20 +34,10 @@ from training.run.signals import LAST_WORDS_SECONDS, Signals
 
 def store_of(config: Config) -> RunStore | None:
     """The store that `hub.url`, `hub.bucket` or `hub.repo_id` names; None without."""
-    url = config.hub.store_url
-    return None if url is None else _store_at(url, config)
-
-
-def model_repo_of(config: Config) -> RunStore | None:
-    """The model repo that gets the last snapshot of a run whose store is another one, if any."""
-    if not config.hub.has_model_repo:
-        return None
-    return _store_at(f"{PREFIX}{config.hub.repo_id}", config)
-
-
-def _store_at(url: str, config: Config) -> RunStore:
     hub = config.hub
-    return RunStore(open_store(url, hub.timeout_seconds), hub.private, hub.takeover)
+    if hub.store_url is None:
+        return None
+    return RunStore(open_store(hub.store_url, hub.timeout_seconds), hub.private, hub.takeover)
 
 
 def begin_uploads(
@@ -158,66 +145,17 @@ def hand_over(
 
 def longest_finish_seconds(config: Config) -> float:
     """The most that `finish_uploads` takes, during which the other processes wait."""
-    if store_of(config) is None:
-        return 0.0
-    if model_repo_of(config) is None:
-        return config.hub.flush_seconds
-    return 2 * config.hub.flush_seconds + config.hub.timeout_seconds
+    return 0.0 if store_of(config) is None else config.hub.flush_seconds
 
 
 def finish_uploads(
-    console: Console,
-    config: Config,
-    uploads: Uploader | None,
-    signals: Signals,
-    last: Path | None = None,
+    console: Console, config: Config, uploads: Uploader | None, signals: Signals
 ) -> None:
-    """Wait a limited time for the last upload, and print its outcome.
-
-    `last` is the last snapshot of a run that is done. It goes to the model repo as well, where
-    there is one that is not the store.
-    """
+    """Wait a limited time for the last upload, and print its outcome."""
     store = store_of(config)
     if uploads is None or store is None:
         return
-    _finish(console, config, uploads, signals, store.hub.name)
-    model_repo = model_repo_of(config)
-    if last is not None and model_repo is not None:
-        name = model_repo.hub.name
-        try:
-            to_repo = _begin_upload_to_model_repo(config, model_repo.hub, last)
-        except (SnapshotError, OSError) as error:
-            console.warn(f"{last} is not uploaded to {name}: {error}.")
-            return
-        if to_repo is not None:
-            hand_over(console, to_repo, config, last, is_last=True)
-            _finish(console, config, to_repo, signals, name)
-
-
-def _begin_upload_to_model_repo(config: Config, hub: Store, last: Path) -> Uploader | None:
-    """Begin the upload of one snapshot to a model repo; None if the repo has it."""
-    state, known = read_state(last), None
-    # What is wrong is reported when the upload is tried.
-    with suppress(HubError, SnapshotError), hub.waiting.limit():
-        known = read_repo(hub).latest
-    if known is not None and known.manifest_sha256 == manifest_sha256(last):
-        return None
-    return Uploader(
-        UploadTarget(
-            hub,
-            _policy(config),
-            state.run_id,
-            state.attempt_id,
-            known if known is not None and known.run_id == state.run_id else None,
-            records=records_for_upload(config),
-            repo_was_read=False,
-        )
-    )
-
-
-def _finish(
-    console: Console, config: Config, uploads: Uploader, signals: Signals, name: str
-) -> None:
+    name = store.hub.name
     seconds = min(config.hub.flush_seconds, signals.seconds_left() - LAST_WORDS_SECONDS)
     if uploads.pending_folders():
         console.say(f"hub       uploading to {name}; at most {seconds:.0f} s, Ctrl-C skips it")

@@ -21,10 +21,9 @@ from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
-from snapshot.start import Start, check_model_repo, choose_start, newest_of_disk_and_repo
+from snapshot.start import Start, choose_start, newest_of_disk_and_repo
 from store.bucket import Bucket
 from store.errors import HubRefused
-from store.repo import Hub
 from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 
@@ -399,7 +398,7 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
     hub.clear_faults()
     there_before = manifests(hub.bucket(BUCKET))
     shutil.rmtree(here)
-    both = words(there, "train.max_steps=30", "hub.repo_id=me/model", "run.name=run")
+    both = words(there, "train.max_steps=30", "run.name=run")
     rest = runs.train(*small, *both, **hub.environment())
     assert rest.returncode == 0, rest.stderr
     (attempt,) = {path.rpartition("/step-")[0] for path in there_before}
@@ -408,51 +407,16 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
     runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(there, 30))
     assert "hub       buckets/me/run has step 30" in rest.stdout
     assert steps_in(hub) == [10, 20, 30]
-    assert "hub       me/model has step 30" in rest.stdout
-    repo = hub.repo("me/model")
-    weights = (runs.snapshot(there, 30) / "model.safetensors").read_bytes()
-    assert repo.read("main", "model.safetensors") == weights
-    assert len(repo.commits) == 2
     # The finished run has nothing more to upload.
+    before = len(hub.bucket(BUCKET).every_state)
     again = runs.train(*small, *both, **hub.environment())
     assert again.returncode == 0, again.stderr
-    assert len(repo.commits) == 2
+    assert len(hub.bucket(BUCKET).every_state) == before
     # A new run begins from the bucket.
     new = [f"run.dir={tmp_path / 'new'}", "snapshot.resume=hf://buckets/me/run"]
     branch = runs.train(*small, *new, "train.max_steps=40", **hub.environment())
     assert branch.returncode == 0, branch.stderr
     assert "from hf://buckets/me/run, step 30, as snapshot.resume asks" in branch.stdout
-
-
-def test_a_foreign_model_repo_is_refused_before_the_first_step(small, tmp_path, hub):
-    hub.create("me/model")
-    hub.commit_files("me/model", {"config.json": b"{}"})
-    mine = words(tmp_path / "run", "train.max_steps=10", "hub.repo_id=me/model")
-    result = runs.train(*small, *mine, **hub.environment())
-    assert result.returncode == 2, (result.stdout, result.stderr)
-    assert "hub.repo_id=me/model holds config.json, which no run of this project" in result.stderr
-    assert "step 1/" not in result.stdout
-    assert steps_in(hub) == []
-
-
-def test_a_model_repo_of_another_run_is_reported_at_the_start(near_hub, finished_run):
-    newest = runs.snapshot(finished_run, 30)
-    here = Start(newest, read_state(newest), "")
-    new = RunStore(Hub("me/new", 1.0), private=True, takeover=False)
-    assert check_model_repo(new, here).warnings == ()
-    assert near_hub.repo("me/new").private
-    model_repo = replace(new, hub=Hub("me/model", 1.0))
-    hubs.seed(near_hub, newest, repo_id="me/model")
-    assert check_model_repo(model_repo, here).warnings == ()
-    with pytest.raises(
-        SnapshotError, match=r"me/model, which gets the last snapshot, holds anothe"
-    ):
-        check_model_repo(model_repo, Start(None, None, ""))
-    replaced = replace(model_repo, takeover=True)
-    assert check_model_repo(replaced, Start(None, None, "")).warnings == ()
-    near_hub.down()
-    for start in (here, Start(None, None, "")):
-        assert "The run continues without it" in check_model_repo(model_repo, start).warnings[0]
 
 
 @pytest.mark.parametrize(

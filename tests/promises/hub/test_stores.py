@@ -389,7 +389,8 @@ def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monke
         ("hub.url=https://a/b",): "must be the URL of a folder that can be written",
         ("hub.url=out/run",): "must be the URL of a folder",
         ("hub.url=s3://me:secret@a/b",): "must hold no user, password or query",
-        ("hub.url=s3://a/b", "hub.bucket=me/run"): "excludes hub.bucket=me/run",
+        ("hub.url=s3://a/b", "hub.bucket=me/run"): "excludes hub.bucket=me/run: a run",
+        ("hub.url=s3://a/b", "hub.repo_id=me/run"): "excludes hub.repo_id=me/run: a run",
         ("hub.url=hf://buckets/me",): "must have the form hf://buckets/owner/name",
     }.items():
         with pytest.raises(ConfigError) as refused:

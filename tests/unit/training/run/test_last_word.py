@@ -39,7 +39,7 @@ class Ending:
     def release(self, *word) -> None:
         self.happened.append(word)
 
-    def _finish_uploads(self, last) -> None:
+    def _finish_uploads(self) -> None:
         self.happened.append("uploads")
 
     def finish_writing(self, seconds) -> None:
