@@ -45,7 +45,7 @@ class DataConfig:
     tokenizer: str | None = None
     """char, bpe:8000, or a repo or folder with one; null: that of model.pretrained, or char."""
     documents: str = "packed"
-    """packed or masked: windows of a stream; separate: rows of whole documents; conversations."""
+    """packed or masked: windows of a stream; conversations: rows of whole conversations."""
     block_size: int = 64
     """Context length, in tokens."""
     cache_dir: str = "out/data"

@@ -14,10 +14,7 @@ from data.messages import EXTRAS, conversation_of
 from data.pieces import with_final_newline
 from data.reading.content import LATIN, iconv
 
-PACKED, MASKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = (
-    *("packed", "masked"),
-    *("separate", "conversations"),
-)
+PACKED, MASKED, CONVERSATIONS = DOCUMENT_MODES = ("packed", "masked", "conversations")
 """The values of `data.documents`."""
 DEFAULT_COLUMN = "text"
 MESSAGES, PAIR = "messages", ("prompt", "completion")

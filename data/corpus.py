@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import data.prepare
-from data.columns import CONVERSATIONS, MASKED, PACKED, SEPARATE, MessagesColumn, TextColumn
+from data.columns import CONVERSATIONS, MASKED, PACKED, MessagesColumn, TextColumn
 from data.documents import Documents
 from data.errors import BrokenText, DataError, cache_error
 from data.loader import EndlessText
@@ -43,7 +43,7 @@ class Corpus:
     def prompt(self) -> NDArray:
         """Tokens (T,) after which a sample begins: of conversations the first held-out question."""
         held_out = self.held_out
-        if not isinstance(held_out, Documents) or held_out.trained is None:
+        if not isinstance(held_out, Documents):
             return self.tokenizer.encode(self.tokenizer.beginning)
         trained = held_out.trained.window(0, int(held_out.ends[0]))
         return held_out.tokens.window(0, int(np.argmax(trained)))
@@ -51,7 +51,7 @@ class Corpus:
     @property
     def marks(self) -> frozenset[int]:
         """The tokens that end a turn of a conversation; none for a text."""
-        if not isinstance(self.held_out, Documents) or self.held_out.trained is None:
+        if not isinstance(self.held_out, Documents):
             return frozenset()
         assert isinstance(self.tokenizer, SubwordTokenizer)
         return frozenset(self.tokenizer.marks.values())
@@ -108,7 +108,10 @@ def prepare_corpus(
             ) from error
     at_least = None if val_fraction == ALL_HELD_OUT else block_size
     _check_size(train, held_out, prepared, at_least, opened)
-    info = _info(prepared.info, opened.name, documents, held_out)
+    # The cache may hold the name of another file with the same text: use the current name.
+    info = replace(prepared.info, name=opened.name)
+    if documents != PACKED:
+        info = replace(info, fingerprint=info.fingerprint_of_documents)
     return Corpus(info, prepared.tokenizer, train, held_out)
 
 
@@ -156,21 +159,6 @@ def _parts(
     return prepared.documents(0, split), prepared.documents(split, len(tokens))
 
 
-def _info(
-    info: CorpusInfo, name: str, documents: str, held_out: TokenStream | Documents
-) -> CorpusInfo:
-    """The info of a text whose documents are of one kind."""
-    # The cache may hold the name of another file with the same text: use the current name.
-    info = replace(info, name=name)
-    if documents != PACKED:
-        info = replace(info, fingerprint=info.fingerprint_of_documents)
-    if documents == SEPARATE:
-        assert isinstance(held_out, Documents)
-        predicted = info.held_out_bytes - info.first_bytes
-        info = replace(info, held_out_targets=held_out.predicted, held_out_bytes=predicted)
-    return info
-
-
 def _check_size(
     train: TokenStream | Documents,
     held_out: TokenStream | Documents,
@@ -194,12 +182,12 @@ def _check_size(
         )
     for name, part in (("training", train), ("held-out", held_out)):
         needed = name == "held-out" or block_size is not None
-        if needed and isinstance(part, Documents) and not part.usable:
+        if needed and isinstance(part, Documents) and not len(part.ends):
             left_out, longer = prepared.info.left_out, ""
             if left_out:
                 longer = f": {left_out:,} are longer than data.block_size with their first reply"
             raise DataError(
-                f"data.source={opened.where} has no {name} document of two {unit} or more{longer}. "
+                f"data.source={opened.where} has no {name} conversation{longer}. "
                 f"Use more text{', or a larger data.block_size' if left_out else ''}."
             )
     if prepared.has_targets and not prepared.info.held_out_bytes:

@@ -1,4 +1,4 @@
-"""Rows of documents: one document in a row, or several that do not see each other.
+"""Rows of conversations: one conversation in a row, or several that do not see each other.
 
 Letters in shapes: B sequences of one batch, T block_size.
 """
@@ -21,36 +21,26 @@ from data.token_file import TokenStream
 
 @dataclass(frozen=True)
 class Documents:
-    """A part of a text in which documents are trained on one by one."""
+    """A part of a text of conversations, which are trained on one by one."""
 
     tokens: TokenStream
     ends: NDArray[np.int64]
-    """The first token after each document, in ascending order."""
-    trained: TokenStream | None = None
-    """Conversations only: 1 for each target token, 0 for any other."""
-    targets: NDArray[np.int64] | None = None
-    """Conversations only: the number of targets of each."""
+    """The first token after each conversation, in ascending order."""
+    trained: TokenStream
+    """1 for each target token, 0 for any other."""
+    targets: NDArray[np.int64]
+    """The number of targets of each conversation, at least one."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def usable(self) -> int:
-        """Number of documents with a target."""
-        return int((np.diff(self.ends, prepend=0) > 1).sum())
-
-    @property
-    def predicted(self) -> int:
-        """How many tokens are predicted where documents are texts: all but the first of each."""
-        return int((np.diff(self.ends, prepend=0) - 1).clip(0).sum())
-
 
 class DocumentRows(Dataset):
-    """Rows of documents, by number.
+    """Rows of conversations, by number.
 
-    A document that is longer than a row is cut into consecutive pieces; a conversation never is. A
-    row holds one piece and is padded, or with `pack` as many pieces as fit; positions then begin
-    again with each. Which pieces share a row depends on their lengths alone.
+    A row holds one conversation and is padded, or with `pack` as many as fit; positions then begin
+    again with each. Which conversations share a row depends on their lengths alone. None is longer
+    than a row.
 
     An item of a loader is a row and its weight: in training the inverse of the mean number of
     targets of the rows of its step, see `RowOrder`; in an evaluation 1.
@@ -63,14 +53,15 @@ class DocumentRows(Dataset):
         self.block_size = block_size
         self.ignored = ignored
         self.pack = pack
-        starts, lengths, targets = _pieces(documents, block_size)
+        starts = np.concatenate(([0], documents.ends[:-1])).astype(np.int64)
+        lengths = documents.ends - starts - 1  # of the inputs: the last token is only a target
         rows = best_fit(lengths, block_size) if pack else np.arange(len(lengths))
         order = np.argsort(rows, kind="stable")
         self.starts, self.lengths = starts[order], lengths[order]
         counts = np.bincount(rows) if len(rows) else np.zeros(0, dtype=np.int64)
         self.bounds = np.concatenate(([0], np.cumsum(counts)))
-        """The first piece of each row, and the number of pieces."""
-        self.targets = np.bincount(rows, weights=targets).astype(np.int64)
+        """The first conversation of each row, and the number of conversations."""
+        self.targets = np.bincount(rows, weights=documents.targets).astype(np.int64)
         """Number of targets of each row."""
 
     def __len__(self) -> int:
@@ -104,46 +95,26 @@ class DocumentRows(Dataset):
             at = 0
             if (number, weight) != NO_ROW:
                 share += float(self.targets[number]) * weight / len(items)
-                for piece in range(self.bounds[number], self.bounds[number + 1]):
-                    start, length = int(self.starts[piece]), int(self.lengths[piece])
+                for document in range(self.bounds[number], self.bounds[number + 1]):
+                    start, length = int(self.starts[document]), int(self.lengths[document])
                     stop = at + length
-                    inputs[row, at:stop], targets[row, at:stop] = self._piece(start, length)
+                    inputs[row, at:stop], targets[row, at:stop] = self._document(start, length)
                     positions[row, at:stop] = np.arange(length)
                     at = stop
             positions[row, at:] = np.arange(self.block_size - at)
         batch = (inputs, targets, positions) if self.pack else (inputs, targets)
         return tuple(map(torch.from_numpy, batch)), share
 
-    def _piece(self, start: int, length: int) -> tuple[NDArray, NDArray]:
-        """The inputs and the targets of a piece, each (length,)."""
+    def _document(self, start: int, length: int) -> tuple[NDArray, NDArray]:
+        """The inputs and the targets of a conversation, each (length,)."""
         window = self.documents.tokens.window(start, length + 1)
         targets = window[1:].astype(np.int64)
-        if self.documents.trained is not None:
-            targets[self.documents.trained.window(start + 1, length) == 0] = self.ignored
+        targets[self.documents.trained.window(start + 1, length) == 0] = self.ignored
         return window[:-1], targets
 
 
-def _pieces(
-    documents: Documents, block_size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """First tokens, lengths and numbers of targets of all pieces; a length is that of the inputs.
-
-    Nothing predicts the first token of a document, so one of a single token has no piece.
-    """
-    begins = np.concatenate(([0], documents.ends[:-1])).astype(np.int64)
-    inputs = np.maximum(documents.ends - begins - 1, 0)
-    if documents.targets is not None:
-        return begins, inputs, documents.targets
-    counts = -(-inputs // block_size)
-    of = np.repeat(np.arange(len(inputs)), counts)
-    number = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    offsets = number * block_size
-    lengths = np.minimum(block_size, inputs[of] - offsets)
-    return begins[of] + offsets, lengths, lengths
-
-
 def best_fit(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """The row of each piece: the longest first, each into the row in which it leaves least space.
+    """The row of each length: the longest first, each into the row in which it leaves least space.
 
     Best-fit decreasing (Johnson, 1973). No length exceeds `capacity`.
     """
@@ -152,7 +123,7 @@ def best_fit(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     spaces: list[int] = []  # that some row has, in ascending order
     rows = 0
     longest_first = np.argsort(-lengths, kind="stable")
-    for piece, length in zip(longest_first.tolist(), lengths[longest_first].tolist(), strict=True):
+    for number, length in zip(longest_first.tolist(), lengths[longest_first].tolist(), strict=True):
         at = bisect_left(spaces, length)
         if at == len(spaces):
             row, space, rows = rows, capacity, rows + 1
@@ -161,7 +132,7 @@ def best_fit(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
             row = rows_by_space[space].pop()
             if not rows_by_space[space]:
                 del spaces[at]
-        row_of[piece] = row
+        row_of[number] = row
         if space > length:
             if not rows_by_space[space - length]:
                 insort(spaces, space - length)

@@ -45,8 +45,6 @@ class Encoded(TokenRows):
     characters: int
     text_bytes: int
     """Of the text in UTF-8, without end-of-text tokens; of conversations those of the targets."""
-    first_bytes: int = 0
-    """Bytes of the first tokens of held-out documents, which nothing predicts in a document."""
     trip: RoundTrip = field(default_factory=RoundTrip)
     """The part of the text that the tokens lose, where it was decoded again."""
     left_out: int = 0
@@ -81,16 +79,9 @@ def _encoded_characters(
             held_out=part.held_out,
             characters=len(part.text),
             text_bytes=utf8_bytes(part.text),
-            first_bytes=_first_bytes(part) if part.held_out else 0,
         )
 
     return in_order(encode, split_pieces(pieces, cut), threads)
-
-
-def _first_bytes(part: SplitPiece) -> int:
-    """Bytes of the characters with which documents begin."""
-    starts = {*part.ends, *([0] if part.begins else [])}
-    return sum(utf8_bytes(part.text[start : start + 1]) for start in starts)
 
 
 def _encoded_subwords(
@@ -101,14 +92,12 @@ def _encoded_subwords(
         texts = [chunk.text for chunk in batch]
         ends_document = [chunk.ends_document for chunk in batch]
         found = tokenizer.encode_chunks(texts, ends_document, [chunk.before for chunk in batch])
-        begins = [chunk.text for chunk in batch if chunk.held_out and chunk.begins]
         return Encoded(
             found.ids,
             found.ends,
             held_out=batch[0].held_out,
             characters=sum(map(len, texts)),
             text_bytes=sum(map(utf8_bytes, texts)),
-            first_bytes=sum(map(tokenizer.first_token_bytes, begins)),
             trip=_round_trip(tokenizer, first_number, begin, batch, found),
         )
 

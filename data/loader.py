@@ -28,7 +28,7 @@ SEQUENCES_AHEAD = 512
 """How many positions of the order are computed at once."""
 CANNOT_MASK = (
     "data.documents=masked needs a model that keeps documents in a row apart, which this one does "
-    "not (docs/conversations.md lists those that do). Use separate, or packed."
+    "not (docs/conversations.md lists those that do). Use packed."
 )
 
 

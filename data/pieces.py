@@ -57,15 +57,13 @@ class SplitPiece(NamedTuple):
     text: str
     ends: list[int]
     held_out: bool
-    begins: bool
-    """Whether a document begins with it, or the held-out text."""
     ends_training: bool
     """Whether the held-out text begins after it."""
 
 
 def split_pieces(pieces: Iterable[Piece], cut: int) -> Iterator[SplitPiece]:
     """The pieces, of which the one with `cut`, the first held-out character, is divided there."""
-    left, begins = cut, True
+    left = cut
     for piece in pieces:
         text, ends = piece["text"], piece["ends"]
         sides = [(text, ends)]
@@ -73,8 +71,7 @@ def split_pieces(pieces: Iterable[Piece], cut: int) -> Iterator[SplitPiece]:
             late = [end - left for end in ends if end > left]
             sides = [(text[:left], ends[: len(ends) - len(late)]), (text[left:], late)]
         for side, side_ends in sides:
-            yield SplitPiece(side, side_ends, left <= 0, begins or left == 0, 0 < left == len(side))
-            begins = bool(side_ends) and side_ends[-1] == len(side)
+            yield SplitPiece(side, side_ends, left <= 0, 0 < left == len(side))
             left -= len(side)
 
 

@@ -261,7 +261,6 @@ class Totals:
         self._ends.append(part.ends + info.tokens)
         info.tokens += count
         info.characters += part.characters
-        info.first_bytes += part.first_bytes
         info.left_out += part.left_out
         info.shortened += part.shortened
         self._unwritten += part.unwritten

@@ -21,7 +21,7 @@ from data.tokenizer import Tokenizer
 
 FORMAT = 1
 """Part of every fingerprint, which snapshots store."""
-CACHE_FORMAT = 6
+CACHE_FORMAT = 7
 """Part of every cache key; increase it when the format changes."""
 ALL_HELD_OUT = 1.0
 """The `val_fraction` of a text that is only evaluated: no token is trained on."""
@@ -54,8 +54,6 @@ class CorpusInfo:
     """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
     documents_fingerprint: str = ""
     """Hex digest of where documents end, and of which tokens are targets."""
-    first_bytes: int = 0
-    """Held-out bytes of first tokens of documents, which nothing predicts in documents=separate."""
     unwritten: dict[str, int] = field(default_factory=dict)
     """Number of conversations with a field that their chat template never mentions, by field."""
     different: int = 0
@@ -100,7 +98,7 @@ class CorpusInfo:
 
     @property
     def fingerprint_of_documents(self) -> str:
-        """The fingerprint of a text whose documents are trained on one by one."""
+        """The fingerprint of a text whose documents are kept apart."""
         return hashlib.sha256(
             f"{self.fingerprint}{self.documents_fingerprint}".encode()
         ).hexdigest()
@@ -125,19 +123,12 @@ class Prepared:
         return ends
 
     def documents(self, begin: int, stop: int) -> Documents:
-        """The documents of tokens begin..stop, or the parts of them that are there.
-
-        Raises Damaged where they are not what was written.
-        """
+        """The conversations of tokens begin..stop. Raises Damaged if they are not as written."""
         file, ends = TokenFile(self.folder / TOKENS), self.ends()
         chosen = (ends > begin) & (ends <= stop)
         tokens, own = self.tokens.part(begin, stop), ends[chosen] - begin
-        if self.has_targets:
-            trained = TokenStream.from_arrow(file.path, "trained").part(begin, stop)
-            return Documents(tokens, own, trained, file.numbers("targets")[chosen])
-        if stop > begin and not (len(own) and own[-1] == stop - begin):
-            own = np.append(own, stop - begin)
-        return Documents(tokens, own)
+        trained = TokenStream.from_arrow(file.path, "trained").part(begin, stop)
+        return Documents(tokens, own, trained, file.numbers("targets")[chosen])
 
 
 class Damaged(Exception):

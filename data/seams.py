@@ -7,7 +7,6 @@ whatever it is given, so a text is encoded after some other text, whose tokens a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
@@ -16,15 +15,11 @@ from typing import NamedTuple
 from tokenizers import Encoding
 
 from data import pieces
-from data.pieces import utf8_bytes
 
 AROUND = 64
 """Characters on each side that are tried."""
 TRIED = 8
 """Line ends, spaces, and then characters that are tried."""
-BYTE = re.compile("<0x[0-9A-F]{2}>")
-SPACE = "\u2581"
-"""How tokenizers of SentencePiece spell a space."""
 NEUTRAL = "\n"
 """A text with which few tokenizers join what follows."""
 
@@ -116,16 +111,3 @@ def tokens_after(
             return Tokens(both.ids[len(own) :], offsets), context
     alone = encode(text)
     return Tokens(alone.ids, alone.offsets), ""
-
-
-def first_token_bytes(text: str, encoding: Encoding) -> int:
-    """Bytes of the first token of an encoded text, in UTF-8."""
-    offsets = encoding.offsets
-    if not offsets:
-        return 0
-    end = offsets[0][1]
-    if len(offsets) == 1 or offsets[1][0] >= end:
-        return utf8_bytes(text[:end])
-    # A part of a character: a byte by its number, a character for each byte, or the added space.
-    piece = encoding.tokens[0]
-    return 1 if BYTE.fullmatch(piece) else len(piece.replace(SPACE, ""))

@@ -25,7 +25,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data.errors import DataError
 from data.pieces import Chunk
 from data.round_trip import unknown_id
-from data.seams import NEUTRAL, Seams, Tokens, first_token_bytes, tokens_after
+from data.seams import NEUTRAL, Seams, Tokens, tokens_after
 from data.special_tokens import (
     LISTED,
     NAME_END,
@@ -55,8 +55,6 @@ from data.tokenizer_files import (
     without_tokens,
 )
 
-FIRST_CHARACTERS = 64
-"""The first token of a text ends within this many characters."""
 END_OF_TEXT = "<|endoftext|>"
 MOST_CHARACTERS = 100_000_000
 """The trainer holds every different word: of a longer text it reads a part, spread over all."""
@@ -235,12 +233,6 @@ class SubwordTokenizer(Tokenizer):
         rust = _parsed(self._content, self._where)
         apply_settings(rust, self._listed, self._named)
         return rust
-
-    def first_token_bytes(self, text: str) -> int:
-        """Bytes of the first token of a text, in UTF-8. Raises DataError if it has no encoding."""
-        begin = text[:FIRST_CHARACTERS]
-        with self._refusing():
-            return first_token_bytes(begin, self._rust.encode(begin, add_special_tokens=False))
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -157,28 +157,6 @@ def test_all_of_another_text_counts_and_so_do_many_documents(finished_run, figur
     assert found["loss"] == pytest.approx(found["bits_per_byte"] * math.log(2), rel=1e-9)
 
 
-def test_bits_per_byte_of_documents_are_of_predicted_tokens(pretrained, figures, tmp_path):
-    """Nothing predicts the first token of a document, so its bytes do not count either."""
-    documents = ["The run", "x", "Größe, and 日本", "日本語\n", "no step is lost\n" * 9]
-    table = tmp_path / "rows.jsonl"
-    table.write_text("\n".join(json.dumps({"text": one}) for one in documents))
-    found = figures(pretrained, "--source", table, "--documents", "separate")
-    tokenizer, model = AutoTokenizer.from_pretrained(pretrained), families.theirs(pretrained)
-    total, size = 0.0, 0
-    for text in (one if one.endswith("\n") else one + "\n" for one in documents):
-        ids = tokenizer(text)["input_ids"]
-        # Of this byte-level tokenizer a token has as many characters as bytes.
-        size += sum(map(len, tokenizer.convert_ids_to_tokens(ids[1:])))
-        ids = torch.tensor([*ids, tokenizer.eos_token_id])
-        block = families.SIZES["max_position_embeddings"]
-        for start in range(0, len(ids) - 1, block):
-            window = ids[start : start + block + 1]
-            with torch.no_grad():
-                logits = model(window[None, :-1]).logits[0]
-            total += F.cross_entropy(logits, window[1:], reduction="sum").item()
-    assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / size, abs=1e-5)
-
-
 def test_the_run_s_text_elsewhere_is_held_out_as_in_the_run(
     finished_run, text_file, other_text, figures, refused, tmp_path
 ):

@@ -100,7 +100,7 @@ def test_what_is_not_the_run_s_text_is_a_sentence(mixed_run, single_run, sources
     for words, said in [
         ([mixed_run, "--source", sources[0], "--held-out"], "is one source, and the run has 2"),
         ([single_run, "--source", sources[1], "--held-out"], "the text is not the run's: "),
-        ([single_run, "--documents", "separate"], "--documents separate is not the run's"),
+        ([single_run, "--documents", "masked"], "--documents masked is not the run's"),
         ([single_run, "--column", "none"], "none"),
     ]:
         code, sentence = evaluated(*words)

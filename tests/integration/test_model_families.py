@@ -326,7 +326,7 @@ def test_every_command_takes_a_llama(small, tmp_path):
     own = [word for word in small if not word.startswith(("train.max", "snapshot."))]
     words = [*own, *LLAMA, "train.max_steps=4"]
     for script, arguments, code in (
-        ("train.py", [*words, "data.documents=separate", f"run.dir={run_dir}"], 0),
+        ("train.py", [*words, "data.documents=masked", f"run.dir={run_dir}"], 0),
         ("sample.py", [str(run_dir), "--length", "20"], 0),
         ("evaluate.py", [str(run_dir)], 0),
         ("plan.py", [*words, "--memory=1", "--device=cpu", "--precision=no"], 0),

@@ -90,7 +90,7 @@ def test_of_another_configuration(a_run, begins, refused):
 
 ODD = {
     "data.block_size": "8",
-    "data.documents": "separate",
+    "data.documents": "masked",
     "model.activation_function": "gelu_new",
     "optim.freeze": '["*.wte.*","*.h.0.*"]',
     "optim.name": "adamw",

@@ -49,7 +49,7 @@ NAMED = {
         r"at least (\d+): ",
     ),
     "documents of a stream": (
-        [*STREAMED, "data.documents=separate"],
+        [*STREAMED, "data.documents=conversations"],
         "data.streaming",
         r"data\.streaming=(false)",
     ),

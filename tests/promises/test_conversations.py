@@ -1,4 +1,4 @@
-"""Runs on conversations and on separate documents: any shape, exact resume, and what is learned."""
+"""Runs on conversations: any shape, exact resume, and what is learned."""
 
 from __future__ import annotations
 
@@ -117,9 +117,10 @@ def test_an_evaluation_has_the_number_of_the_run(alone):
 
 
 def test_a_run_does_not_change_its_documents(small, base, conversations, alone):
-    changed = words(small, base, conversations, f"run.dir={alone}", "data.documents=separate")
+    changed = words(small, base, conversations, f"run.dir={alone}", "data.documents=masked")
     result = runs.train(*changed, "data.text_column=messages", "train.max_steps=13")
     assert result.returncode == 2
+    assert "data.documents: conversations in the snapshot, masked now" in result.stderr
 
 
 @pytest.mark.slow
@@ -150,26 +151,3 @@ def test_a_model_repeats_twenty_learned_conversations(small, base, tmp_path):
     )
     out = found.stdout
     assert out.splitlines() == [answer["content"] for _, answer in KNOWN]
-
-
-@pytest.mark.slow
-def test_separate_documents_train_in_two_shapes_alike(small, tmp_path):
-    """Our own GPT, one document a row, which model.dropout and characters do not change."""
-    rows = "".join(
-        json.dumps({"text": "the run goes on. " * (1 + i % 4)}) + "\n" for i in range(60)
-    )
-    (tmp_path / "rows.jsonl").write_text(rows)
-    own = [one for one in small if not one.startswith("data.source")]
-    own += [f"data.source={tmp_path / 'rows.jsonl'}", "data.documents=separate"]
-    own += ["train.max_steps=12"]
-    result = runs.train(*own, f"run.dir={tmp_path / 'one'}")
-    assert result.returncode == 0, result.stderr
-    config = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
-    result = runs.launch(config, *own, "train.micro_batch_size=2", f"run.dir={tmp_path / 'two'}")
-    assert result.returncode == 0, result.stderr
-    one, two = (torch.tensor(runs.losses(tmp_path / name)) for name in ("one", "two"))
-    assert (one - two).abs().max() < 1e-5
-    assert one[-1] < one[0] - 0.3
-    refused = runs.train(*own, "data.documents=packed", f"run.dir={tmp_path / 'one'}")
-    assert refused.returncode == 2
-    assert "data.documents: separate in the snapshot, packed now" in refused.stderr

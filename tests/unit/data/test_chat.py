@@ -326,6 +326,6 @@ def test_conversations_need_a_tokenizer_with_a_template(tokenizer):
         load_config(["data.documents=conversations", *tokenizer])
 
 
-def test_documents_are_of_four_kinds():
-    with pytest.raises(ConfigError, match="must be packed, masked, separate or conversations"):
+def test_documents_are_of_three_kinds():
+    with pytest.raises(ConfigError, match="must be packed, masked or conversations"):
         load_config(["data.documents=rows"])

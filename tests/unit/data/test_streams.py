@@ -52,7 +52,10 @@ def test_a_mix_has_sources_weights_and_columns():
             [TWO, OF_BYTES, "data.held_out_split=train"],
             "held_out_split=train is the split to",
         ),
-        ([TWO, OF_BYTES, "data.documents=separate"], "data.documents=separate is not possible"),
+        (
+            [TWO, OF_BYTES, "data.documents=conversations"],
+            "data.documents=conversations is not possible",
+        ),
         (["data.mix=[{source:a,weight:0}]", OF_BYTES], "data.mix[0].weight=0.0 must be above 0"),
         (
             ["data.mix=[{source:a},{source:b,weight:1e-6}]", OF_BYTES],
