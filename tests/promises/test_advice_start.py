@@ -142,11 +142,11 @@ def test_where_a_run_cannot_be_moved_aside(a_run, begins, refused, monkeypatch, 
 
 def test_a_folder_with_files_of_somebody_else(begins, refused, tmp_path):
     (folder := tmp_path / "out" / "mine").mkdir(parents=True)
-    (folder / "report.html").write_text("mine")
+    (folder / "curves.png").write_text("mine")
     said = refused("run.name=mine")
-    assert "Give the run a folder of its own, or move report.html away" in said
+    assert "Give the run a folder of its own, or move curves.png away" in said
     assert begins("run.name=mine", "run.dir=out/own") is None
-    (folder / "report.html").rename(tmp_path / "report.html")
+    (folder / "curves.png").rename(tmp_path / "curves.png")
     assert begins("run.name=mine") is None
 
 

@@ -110,7 +110,6 @@ OVERWRITTEN = [
     "best.json",
     "attempts.txt",
     "curves.png",
-    "report.html",
     "exit_code",
     "trackers/wandb.log",
     "snapshots/photo.jpg",

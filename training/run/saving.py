@@ -35,8 +35,8 @@ from training.distributed.environment import machine_number
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.console import Console
+from training.reporting.curves import draw_run
 from training.reporting.machine import computed_on
-from training.reporting.pictures import draw_run
 from training.reporting.report import Report
 from training.run.evaluations import BestSnapshot
 from training.run.uploading import hand_over

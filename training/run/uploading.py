@@ -26,6 +26,7 @@ from store.standby import Hold
 from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
+from training.reporting.curves import CURVES
 from training.reporting.proof import in_words, read_proof
 from training.run.records import records_for_upload
 from training.run.run_dir import record_attempt
@@ -116,7 +117,7 @@ def hand_over(
         return
     picture = None
     with suppress(OSError):  # not drawn yet, or not readable: a snapshot matters more
-        picture = (Path(config.run.dir) / "curves.png").read_bytes()
+        picture = (Path(config.run.dir) / CURVES).read_bytes()
     try:
         state, proof = read_state(snapshot), read_proof(config.run.dir)
         if best_loss is not None:

@@ -20,8 +20,8 @@ from model.gpt import GPT, GPTConfig
 from store.goodput import PASSES, UPDATE
 from training.distributed.accelerator import Accelerator
 from training.reporting.console import Console
+from training.reporting.curves import draw_curves
 from training.reporting.metrics import MetricsFile, read_metrics
-from training.reporting.pictures import draw_curves
 from training.reporting.report import Report, TrainingStopped
 from training.reporting.track import figures_of
 from training.run.session import Session

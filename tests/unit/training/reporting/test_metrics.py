@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import tracemalloc
 from contextlib import suppress
 
 import pytest
 from matplotlib.figure import Figure
 
+import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from training.reporting import metrics as metrics_file
 from training.reporting.console import Console
+from training.reporting.curves import draw_curves, draw_run
 from training.reporting.metrics import (
     MetricsFile,
     as_line,
@@ -23,7 +26,6 @@ from training.reporting.metrics import (
     read_metrics,
     sample_metrics,
 )
-from training.reporting.pictures import draw_curves, draw_run
 
 EVERY = 250
 MOST_PARSED = 10_000
@@ -183,8 +185,23 @@ def test_curves_are_drawn_when_nobody_reads_the_output_any_more(tmp_path):
     assert (tmp_path / "curves.png").exists()
 
 
+def test_curves_are_drawn_under_the_backend_of_a_notebook(tmp_path):
+    """A notebook names it to all programs that it starts; it may not be installed for them."""
+    history(tmp_path / "metrics.jsonl", 10)
+    program = (
+        "from config.compose import load_config\n"
+        "from training.reporting.console import Console\n"
+        "from training.reporting.curves import draw_run\n"
+        f"draw_run(Console(True, 10, 0), load_config(['run.dir={tmp_path}']), 'token')\n"
+    )
+    backend = "module://matplotlib_inline.backend_inline"
+    result = runs.run([sys.executable, "-c", program], MPLBACKEND=backend)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    assert (tmp_path / "curves.png").exists()
+
+
 @pytest.mark.parametrize("title", ["中文", "a\tb", "\x1b[31m", "😀 \ufdfd", "x" * 300, "$^^$", ""])
-def test_no_title_makes_a_warning_or_a_box(tmp_path, monkeypatch, title):
+def test_no_title_makes_a_warning(tmp_path, monkeypatch, title):
     figures = []
     monkeypatch.setattr(Figure, "savefig", saving_into(figures))
     history(tmp_path / "metrics.jsonl", 10)
