@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of, why_not_storable
-from config.schema import AUTO_SAVING, TEXT_KEYS, Config, ModelConfig, gpt_config, other_model
+from config.schema import TEXT_KEYS, Config, ModelConfig, gpt_config, other_model
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
 from data.order import WHOLE, shares_of
 from data.printable import printable, redact_urls
@@ -64,7 +64,6 @@ typing error that would exhaust the memory, overflow a clock or never end."""
 REMARKS = {
     "train.micro_batch_size": ", or null",
     "train.eval_batches": ", or null for the whole held-out text",
-    "snapshot.every": ", or auto",
     "snapshot.keep": ", in case the newest is damaged",
 }
 NEVER_EMPTY = (
@@ -113,15 +112,12 @@ def problems(config: Config) -> list[str]:
     _check_what_is_trained(found)
     _check_optimizer(found)
     _check_hub_and_run(found)
-    _check_saving(found)
     return found.sentences
 
 
 def _check_ranges(found: Problems) -> None:
     for key, (least, most) in RANGES.items():
         number, remark = value_of(found.config, key), REMARKS.get(key, "")
-        if isinstance(number, str):
-            continue  # such as auto, which is checked where it is allowed
         found.need(number is None or number >= least, key, f"must be at least {least}{remark}")
         found.need(number is None or number <= most, key, f"must be at most {most}{remark}")
 
@@ -270,7 +266,7 @@ def _check_hub_and_run(found: Problems) -> None:
         need(reason is None, "hub.url", reason or "")
     every, milestone = found.config.snapshot.every, hub.milestone_every
     minutes = found.config.snapshot.every_minutes
-    if milestone is not None and isinstance(every, int) and minutes is None and every >= 1:
+    if milestone is not None and minutes is None and every >= 1:
         near = sorted({max(1, milestone // every) * every, (milestone // every + 1) * every})
         need(
             milestone % every == 0,
@@ -278,6 +274,11 @@ def _check_hub_and_run(found: Problems) -> None:
             f"is not a multiple of snapshot.every={every}: only a snapshot can be a milestone. The "
             f"nearest: {' or '.join(map(str, near))}",
         )
+    need(
+        minutes is None or 0 < minutes < 1e6,
+        "snapshot.every_minutes",
+        "must be above 0 and below 1000000, or null",
+    )
     for key, rule in CARD_FIELDS.items():
         need(WORD.fullmatch(getattr(hub, key[4:]) or "none") is not None, key, rule)
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
@@ -320,29 +321,6 @@ def _check_hub_and_run(found: Problems) -> None:
         "run.max_minutes",
         f"must be more than {run.grace_seconds / 60:.3g}, or null: "
         f"run.grace_seconds={run.grace_seconds:g} is reserved for the last snapshot",
-    )
-
-
-def _check_saving(found: Problems) -> None:
-    """How often a run saves, and what it may cost."""
-    need, saving, run = found.need, found.config.snapshot, found.config.run
-    every, minutes = saving.every, saving.every_minutes
-    is_number = isinstance(every, int) and not isinstance(every, bool)
-    need(is_number or every == AUTO_SAVING, "snapshot.every", "must be a whole number or auto")
-    rule = "must be above 0 and below 1000000, or null"
-    need(minutes is None or 0 < minutes < 1e6, "snapshot.every_minutes", rule)
-    need(
-        minutes is None or every != AUTO_SAVING,
-        "snapshot.every_minutes",
-        "excludes snapshot.every=auto: leave one of them out",
-    )
-    for key in ("run.price_per_hour", "run.max_cost", "run.interruptions_per_day"):
-        value = value_of(found.config, key)
-        need(value is None or 0 < value < 1e9, key, "must be above 0 and below 1000000000, or null")
-    need(
-        run.max_cost is None or run.price_per_hour is not None,
-        "run.max_cost",
-        "needs run.price_per_hour, the price of one machine for an hour. Set it as well",
     )
 
 

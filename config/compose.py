@@ -34,7 +34,7 @@ from config.hints import (
 from config.other_models import recipe_of
 from config.problems import is_storable, shortened, why_not_storable
 from config.removed import removed
-from config.schema import AUTO_SAVING, TEXT_KEYS, Config, ConfigError, other_model
+from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from model.families import FAMILIES
 
@@ -135,7 +135,7 @@ def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
 def _unused_interval(arguments: Sequence[str], config: Config) -> list[str]:
     """A sentence for a number of steps that `snapshot.every_minutes` replaces."""
     given = [one for one in arguments if one.startswith("snapshot.every=")]
-    if config.snapshot.every_minutes is None or not given or config.snapshot.every == AUTO_SAVING:
+    if config.snapshot.every_minutes is None or not given:
         return []
     named = f"snapshot.every_minutes={config.snapshot.every_minutes:g}"
     return [f"{given[-1]} has no effect with {named}. Leave one of them out."]
@@ -303,7 +303,6 @@ def _wanted(key: str) -> str:
         "bool": "true or false",
         "str": "a text",
         "bool | None": "true, false or null",
-        "int | str": "a whole number or auto",
         "bool | str": "true, false or a text that --help names",
         "list[MixPart]": "a list such as [{source:a,weight:0.7},{source:b,weight:0.3}]",
         "int | None": "a whole number or null",

@@ -32,8 +32,6 @@ ALIASES = {
     "run.name": "run_name experiment_name",
     "run.tracker": "wandb tensorboard report_to wandb_log log_with",
     "run.max_minutes": "max_time time_limit",
-    "run.max_cost": "budget max_price",
-    "run.price_per_hour": "price cost_per_hour hourly_price",
     "hub.repo_id": "repo push_to_hub hub_model_id",
     "hub.private": "hub_private_repo",
     "data.source": "data dataset dataset_name data_path data_dir text file train_file input",

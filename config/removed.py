@@ -19,6 +19,10 @@ REMOVED: dict[str, str] = {
         "train again with snapshot.resume=A run.dir=again train.max_steps=<step of B>, and compare "
         "the sha256 of model.safetensors in both manifest.json"
     ),
+    "run.interruptions_per_day": "give snapshot.every_minutes, the most that a lost machine costs",
+    "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
+    "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
+    "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
 }
 
 

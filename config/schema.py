@@ -14,8 +14,6 @@ from model.families import FAMILIES
 from model.family import ModelConfig as ModelSizes
 from model.lora import Lora
 
-AUTO_SAVING = "auto"
-"""Of `snapshot.every`: the run chooses the interval that loses least."""
 OTHER_MODELS = ("pretrained", "architecture")
 """The keys of `model` that name another model than one of our own."""
 
@@ -150,8 +148,8 @@ class TrainConfig:
 
 @dataclass
 class SnapshotConfig:
-    every: int | str = 250
-    """Steps between snapshots, always one at the end; auto: the number that loses least time."""
+    every: int = 250
+    """Steps between snapshots; there is always one at the end."""
     every_minutes: float | None = None
     """Minutes between snapshots instead; null: snapshot.every."""
     keep: int = 3
@@ -223,12 +221,6 @@ class RunConfig:
     """Project name in the trackers."""
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
-    price_per_hour: float | None = None
-    """Price of one machine for an hour, in any currency; null: unknown."""
-    max_cost: float | None = None
-    """Stop with a snapshot when all machines have cost this, over all attempts; null: no limit."""
-    interruptions_per_day: float | None = None
-    """How often a machine is lost, for snapshot.every=auto; null: 1, corrected by what happens."""
     adapt_threads: bool = True
     """On a CPU, use fewer threads if a control group or other programs leave fewer cores."""
     attention: str = "auto"

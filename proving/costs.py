@@ -1,4 +1,4 @@
-"""What a run costs: memory, seconds, and how often saving loses least."""
+"""What a run costs: memory and seconds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from statistics import median
 from config.schema import Config
 from proving.lines import GREEN, Line, unchecked, within
 from proving.task import Outcome
-from snapshot.interval import USUAL_PER_DAY, Costs, choose_interval, in_words
-from training.distributed.environment import machines
+from store.ownership import duration
 
 MEMORY = 0.02
 """Bound of the relative difference of counted and planned memory."""
@@ -34,7 +33,7 @@ def seconds_a_step(whole: Outcome) -> float:
 
 
 def speed(whole: Outcome, config: Config) -> Iterator[Line]:
-    """Seconds a step, waits, MFU, the time of the run, and how often to save."""
+    """Seconds a step, waits, MFU, the stall of a snapshot, and the time of the run."""
     step, facts = seconds_a_step(whole), whole.facts
     tokens = config.train.global_batch_size * config.data.block_size
     said = f"{step:,.3f} s a step, {tokens / step:,.0f} tokens/s"
@@ -50,24 +49,7 @@ def speed(whole: Outcome, config: Config) -> Iterator[Line]:
         GREEN,
         f"a snapshot stalls training for {stall:,.3f} s and is on disk after {durable:,.2f} s",
     )
-    run, last = config.run, config.train.max_steps
-    per_day = run.interruptions_per_day or USUAL_PER_DAY
-    source = "run.interruptions_per_day" * (run.interruptions_per_day is not None)
-    best = choose_interval(Costs(step, stall, durable), per_day, source or "assumed", last)
-    every, named = _interval(config, step, best.steps)
-    seconds = last * step + last / every * stall
-    said = f"{last:,} steps: {in_words(seconds)} without evaluations"
-    if (price := run.price_per_hour) is not None:
-        cost = seconds / 3600 * price * machines()
-        said += f", {cost:,.2f} at {price:g} an hour for each of {machines()} machine"
-        said += "s" * (machines() != 1)
-    yield Line("whole run", GREEN, said)
-    yield Line("snapshot.every", GREEN, f"it is {named}; auto: {best.reason}")
-
-
-def _interval(config: Config, step: float, best: int) -> tuple[float, str]:
-    """The steps between snapshots of a run whose steps take `step` seconds, and how it says so."""
-    every, minutes = config.snapshot.every, config.snapshot.every_minutes
-    if minutes is not None:
-        return max(1.0, 60 * minutes / step), f"every {minutes:g} minutes"
-    return (every, f"{every:,}") if isinstance(every, int) else (best, every)
+    last, minutes = config.train.max_steps, config.snapshot.every_minutes
+    every = config.snapshot.every if minutes is None else max(1.0, 60 * minutes / step)
+    seconds = duration(last * step + last / every * stall)
+    yield Line("whole run", GREEN, f"{last:,} steps: {seconds} without evaluations")

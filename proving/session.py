@@ -55,7 +55,7 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     config.snapshot.keep_best, config.snapshot.every_minutes = False, None
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1
     config.run.preemption_notice, config.run.notice_seconds = "none", 0.0
-    config.run.max_minutes = config.run.max_cost = None
+    config.run.max_minutes = None
     config.run.adapt_threads = False  # the last bits of sums depend on the number of threads
     if task.in_float32:
         config.model.dropout, config.run.tf32 = 0.0, False
@@ -123,7 +123,7 @@ class ProvenSession(Session):
             _die_after_contents(self._uploads._hub)
 
     def _stop_of_run(self) -> Stop:
-        arguments = (self.accelerator, self.config.run, self.signals, self._saves, self._spent_at)
+        arguments = (self.accelerator, self.config.run, self.signals, self._saves)
         return StopAfter(self, *arguments)
 
     def restore(

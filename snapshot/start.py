@@ -91,10 +91,6 @@ class Start:
         """Whether it is a snapshot of the run in `run_dir`, and not one of another run."""
         return self.folder is not None and self.folder.parent == snapshots_in(run_dir)
 
-    def was_on_this_disk(self, run_dir: Path) -> bool:
-        """Whether the run's directory has outlived an attempt, and continues from there."""
-        return self.is_in(run_dir) and not self.fetched
-
     @property
     def permanent_folder(self) -> Path | None:
         """`folder`, unless it is a temporary download that another run starts from."""

@@ -26,7 +26,7 @@ READING = re.compile(
     r"steps (?P<first>\d{1,13}) to (?P<read_at>\d{1,13}) on (?P<machines>\d{1,6}) machines?, "
     rf"launched at (?P<launched>{NUMBER}), begun (?P<waited>{NUMBER}) s later: "
     rf"(?P<phases>[a-z]+(?: [a-z]+)* {NUMBER}(?:, [a-z]+(?: [a-z]+)* {NUMBER})*)"
-    rf"(?:; silent for (?P<silent>{NUMBER}) s)?(?:; price (?P<price>{NUMBER}))?"
+    rf"(?:; silent for (?P<silent>{NUMBER}) s)?"
 )
 """The text of such an event."""
 USEFUL, LOST, WAITING = "steps in the model", "steps lost and redone", "waiting"
@@ -55,8 +55,6 @@ class Reading:
     """Of each of `PHASES`, from the start of its process until the clock was read."""
     silent: float = 0.0
     """Seconds from the reading to the last sign of life of an attempt that was killed."""
-    price: float | None = None
-    """Of a machine and hour, if it was known."""
     ended: bool = False
     """Whether the attempt stopped by itself, with a snapshot."""
 
@@ -77,8 +75,8 @@ class Reading:
             f"steps {self.first} to {self.read_at} on {self.machines} "
             f"machine{'s' * (self.machines != 1)}, launched at {self.launched:.3f}, begun "
             f"{max(0.0, self.waited):.3f} s later: {phases}"
-            + f"; silent for {self.silent:.3f} s" * (self.silent > 0)
-            + ("" if self.price is None else f"; price {self.price:.9f}")
+            + f"; silent for {self.silent:.3f} s"
+            * (self.silent > 0)
         )
 
 
@@ -116,7 +114,6 @@ def _reading_in(event: Mapping[str, Any]) -> Reading | None:
         float(match["waited"]),
         seconds,
         float(match["silent"] or 0),
-        None if match["price"] is None else float(match["price"]),
     )
 
 
@@ -230,24 +227,6 @@ def _held(readings: Sequence[Reading]) -> Iterator[tuple[Reading, float]]:
             launches.append(launch := [reading.launched, reading.launched])
         yield reading, max(0.0, reading.begun - launch[1])
         launch[1] = max(launch[1], reading.seen)
-
-
-def cost_of(events: Iterable[Mapping[str, Any]], price: float) -> float:
-    """What a run has cost so far; `price` of a machine and hour is for attempts without one."""
-    return sum(
-        (gap + reading.seen - reading.begun)
-        / HOUR
-        * reading.machines
-        * (price if reading.price is None else reading.price)
-        for reading, gap in _held(readings_in(events))
-    )
-
-
-def interruptions_in(events: Iterable[Mapping[str, Any]]) -> tuple[int, float]:
-    """How often a run was interrupted so far, and in how many seconds of being held."""
-    readings = readings_in(events)
-    held = sum(gap + reading.seen - reading.begun for reading, gap in _held(readings))
-    return _interruptions(readings), held
 
 
 def _interruptions(readings: Sequence[Reading]) -> int:

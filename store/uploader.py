@@ -62,8 +62,6 @@ class UploadStatus:
     """Whether the repo has been read at least once."""
     sent: Transfer = field(default_factory=Transfer)
     """What the uploads of this attempt have sent."""
-    upload_seconds: float | None = None
-    """How long the newest upload took; None before the first."""
     offered: int | None = None
     """The newest step of this attempt; None if it has offered none."""
 
@@ -196,7 +194,6 @@ class Uploader:
                 off=self._off,
                 repo_was_read=self._attempt.repo_was_read,
                 sent=self._all_sent,
-                upload_seconds=self._upload_seconds,
                 offered=max(self._queued_at, default=None),
             )
 

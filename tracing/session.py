@@ -68,7 +68,7 @@ def load_traced_config(arguments: list[str]) -> Config:
         )
     config.run.tracker, config.hub.repo_id, config.hub.bucket, config.hub.url = (None,) * 4
     config.snapshot.resume, config.snapshot.every = "auto", NEVER
-    config.snapshot.every_minutes = config.run.max_cost = None
+    config.snapshot.every_minutes = None
     config.train.sample_every, config.train.log_every = 0, NEVER
     config.train.max_steps = max(config.train.max_steps, STEPS + 2)
     return config

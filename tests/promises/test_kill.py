@@ -75,3 +75,31 @@ def test_killed_under_a_launcher_the_bits_are_the_same(small, tmp_path, config, 
     assert "step-00000010, the newest of this run" in rest.stdout
     runs.assert_same_bits(runs.snapshot(undisturbed, 30), runs.snapshot(killed, 30))
     assert runs.losses(killed) == runs.losses(undisturbed)
+
+
+def saved_steps(run_dir: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in run_dir.glob("snapshots/step-????????"))
+
+
+@pytest.mark.slow
+def test_an_interval_of_the_clock_changes_no_bit(small, tmp_path):
+    """Two processes save at the same steps, are killed, and end with the bits of a fixed one."""
+    steps = 150
+    overrides = [
+        *(word for word in small if not word.startswith("snapshot.every=")),
+        *("model.dropout=0.1", f"train.max_steps={steps}", "snapshot.keep=1000"),
+        *("train.eval_every=75", "train.sample_every=0", "train.log_every=5"),
+    ]
+    fixed, chosen = tmp_path / "fixed", tmp_path / "chosen"
+    whole = runs.launch("ddp_cpu.yaml", *overrides, "snapshot.every=1000", f"run.dir={fixed}")
+    assert whole.returncode == 0, whole.stderr
+    by_the_clock = [*overrides, "snapshot.every_minutes=0.03", f"run.dir={chosen}"]
+    words = runs.launch_command("ddp_cpu.yaml", *by_the_clock)
+    moment = after_a_rename(chosen, random.Random(1))
+    assert kill_at(words, moment, tmp_path / "said", forked=False)
+    rest = runs.run(words)
+    assert rest.returncode == 0, rest.stderr
+    assert "2 processes" in rest.stdout
+    assert len(saved_steps(chosen)) > len(saved_steps(fixed)) == 1
+    runs.assert_same_bits(runs.snapshot(fixed, steps), runs.snapshot(chosen, steps))
+    assert runs.losses(chosen) == runs.losses(fixed)

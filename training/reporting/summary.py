@@ -10,7 +10,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config.other_models import rate_by_size
-from config.schema import AUTO_SAVING, Config, OptimConfig
+from config.schema import Config, OptimConfig
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
@@ -22,7 +22,7 @@ from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from store.events import read_events
-from store.goodput import cost_of, goodput_of
+from store.goodput import goodput_of
 from training.distributed.accelerator import split_of, why_not_compiled
 from training.distributed.environment import shutdown_timeout, sigterm_restarts
 from training.reporting.console import Console
@@ -74,8 +74,6 @@ def print_header(
         f"{who} x {split.accumulation} accumulated{padding}; {steps}"
     )
     console.say(f"run       {config.run.dir}, from {start.reason}")
-    for line in _saving_lines(config, console):
-        console.say(line)
     for warning in start.warnings:
         console.warn(warning)
     if start.state is not None:
@@ -108,23 +106,6 @@ def _print_changes(console: Console, before: RunState, config: Config, now: str)
         )
     if jump := rate_jump(before, config):
         console.say(f"hint      {jump}")
-
-
-def _saving_lines(config: Config, console: Console) -> list[str]:
-    """How often the run saves where the clock decides, and what it may still cost."""
-    lines, run = [], config.run
-    if config.snapshot.every_minutes is not None:
-        lines.append(f"saving    every {config.snapshot.every_minutes:g} minutes")
-    elif config.snapshot.every == AUTO_SAVING:
-        lines.append("saving    snapshot.every=auto: chosen when the time of a step is known")
-    if run.max_cost is not None and console.events is not None:
-        assert run.price_per_hour is not None
-        spent = cost_of(read_events(console.events.path), run.price_per_hour)
-        lines.append(
-            f"money     {spent:,.2f} of run.max_cost={run.max_cost:g} spent, at "
-            f"{run.price_per_hour:g} an hour for each machine"
-        )
-    return lines
 
 
 def _print_text(console: Console, corpus: Corpus) -> None:
@@ -232,18 +213,13 @@ def _evaluated(config: Config, corpus: Corpus) -> str:
     return f"{part} {everything:,} held-out {corpus.tokenizer.unit}s"
 
 
-def print_stop(
-    console: Console, config: Config, report: Report, reason: str, change: str = ""
-) -> None:
-    """Print that the run ended before its last step, why, and what it resumes from.
-
-    `change`: what the command must be given for that, if anything.
-    """
+def print_stop(console: Console, config: Config, report: Report, reason: str) -> None:
+    """Print that the run ended before its last step, why, and what it resumes from."""
     console.close()
     console.say()
     console.say(
         f"stopped   by {reason} at step {console.step:,} of {config.train.max_steps:,}; "
-        f"the same command{change} resumes there"
+        f"the same command resumes there"
     )
     console.say(f"snapshot  {report.last_snapshot}")
 

@@ -29,7 +29,6 @@ from training.reporting.events import Events
 from training.reporting.metrics import has_step, newest_step
 from training.reporting.proof import PROOF, read_proof
 from training.reporting.segments import merge_metrics, segments
-from training.run.cost import refuse_spent
 
 
 def begin_records(
@@ -42,7 +41,6 @@ def begin_records(
     console.events = Events(Path(config.run.dir) / EVENTS, state.attempt_id, _places(config))
     note_last_sign(console.events, Path(config.run.dir))
     fetch_missing(console, console.events, config, start, state)
-    refuse_spent(config, state.step)
     console.note("start", state.step, _origin(config, start, code_before))
     console.note("machine", state.step, state.computed_on or "")
     if start.state is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,13 +24,10 @@ from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
 from snapshot.disk.files import snapshots_in
 from snapshot.disk.pruning import remove_leftovers
-from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
-from store.events import read_events
-from store.goodput import END, UPDATE, UPLOAD, Reading, interruptions_in
+from store.goodput import END, UPDATE, UPLOAD, Reading
 from store.ownership import AGAIN, DONE, PERSON
-from store.records import EVENTS
 from store.standby import RELEASE_SECONDS, Hold
 from store.uploader import Uploader
 from training import shared_matrices
@@ -64,7 +60,7 @@ from training.reporting.console import Console, write_now
 from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
 from training.reporting.track import Trackers
-from training.run.cost import begin_reading, refuse_spent, seconds_to_spend
+from training.run.cost import begin_reading
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.neighbours import share_newest, share_records
@@ -83,7 +79,6 @@ from training.run.saving import SnapshotWriter
 from training.run.signals import (
     LAST_WORDS_SECONDS,
     MACHINE_NOTICES,
-    MONEY_IS_SPENT,
     NOTICES,
     TIME_IS_OVER,
     WORKER_GONE,
@@ -105,9 +100,6 @@ from training.run.text import blocks_of
 from training.run.tuning import is_exact, tuning_for
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.step import build_gradient_buckets, compute_reproducibly, one_pass
-
-ENDS_ALL = (TIME_IS_OVER, MONEY_IS_SPENT)
-"""Causes that end all machines of a run, also where they come and go."""
 
 
 class Due(NamedTuple):
@@ -159,8 +151,6 @@ class Session:
         self._held_out = float("nan")
         self._reading: Reading | None = None
         """What the readings of this attempt's clock have in common; None where nobody reads it."""
-        self._spent_at = float("inf")
-        """When `run.max_cost` is spent, on the monotonic clock."""
 
     def begin(self, accelerator: Accelerator) -> None:
         """Derive accumulation, lock the run's directory, and set this process up.
@@ -194,8 +184,6 @@ class Session:
         share_newest(accelerator, config, self._lock)
         self._hold = own_run(accelerator, config, self.signals)
         self.start: Start = agree_on_start(accelerator, config, self._lock)
-        step = 0 if self.start.state is None else self.start.state.step
-        run_on_main(accelerator, lambda: refuse_spent(config, step))  # before it downloads weights
         self.pretrained = find_pretrained(accelerator, config, self.start)
 
     def accept(self, corpus: Corpus) -> None:
@@ -264,11 +252,9 @@ class Session:
             run_on_main(accelerator, self._begin_clock)
 
     def _begin_clock(self) -> None:
-        """Read this attempt's clock for the first time, and find out what the run has cost."""
-        config, state = self.config, self.state
-        self._reading = begin_reading(config, state)
+        """Read this attempt's clock for the first time."""
+        self._reading = begin_reading(self.state)
         self.console.read_clock(self._reading)
-        self._spent_at = time.monotonic() + seconds_to_spend(config)
 
     def _read_clock(self) -> None:
         """Keep how this attempt has spent its time so far. Any thread may call this."""
@@ -292,7 +278,6 @@ class Session:
         share_records(accelerator, config, self._lock)
         metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
-        size = snapshot_bytes(bare_model.layout(), config.optim.name, config.saves_only_trained)
         self._tuning.loaded(self.console.warn)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
@@ -321,7 +306,7 @@ class Session:
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
-        self._saves = self._save_steps(size)
+        self._saves = SaveSteps(config, state.step, accelerator.is_main_process)
         self._stop = self._stop_of_run()
         model.train()
         shape = micro_batch_shape(accelerator, config)
@@ -334,15 +319,8 @@ class Session:
             if config.train.sample_every:
                 self._sample = sample_text(accelerator, model, corpus, state.step).text
 
-    def _save_steps(self, size: int) -> SaveSteps:
-        is_main, seen = self.accelerator.is_main_process, (0, 0.0)
-        if is_main:
-            seen = interruptions_in(read_events(Path(self.config.run.dir) / EVENTS))
-        stays = self.start.was_on_this_disk(Path(self.config.run.dir))
-        return SaveSteps(self.config, self.report, is_main, size, seen, disk_stays=stays)
-
     def _stop_of_run(self) -> Stop:
-        return Stop(self.accelerator, self.config.run, self.signals, self._saves, self._spent_at)
+        return Stop(self.accelerator, self.config.run, self.signals, self._saves)
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, counted from 1; the loop computes one update for each.
@@ -404,9 +382,7 @@ class Session:
             self.report.pause_clock()
             self._timeouts.relax()
             # The metrics above are of the weights before this update. These are about to be saved.
-            begun = time.perf_counter()
             loss_after = held_out_loss(self.accelerator, self._model, [self._first_held_out])
-            self.report.check_seconds = time.perf_counter() - begun
             self.report.refuse_broken(step, loss_after)
         return self._due
 
@@ -441,8 +417,7 @@ class Session:
             self._writer.publish(self._sample, self.state.best_loss, ends=True)
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
-            reason, change = self._stop.reason, self._stop.needed_change
-            summary.print_stop(self.console, self.config, self.report, reason, change)
+            summary.print_stop(self.console, self.config, self.report, self._stop.reason)
             if is_elastic():  # the machine that has written it may leave
                 share_newest(self.accelerator, self.config, self._lock)
         with self.report.clock.within(UPLOAD):
@@ -484,7 +459,7 @@ class Session:
         """
         if self._last:
             return DONE
-        if cause == WORKER_GONE or (is_elastic() and cause not in ENDS_ALL):
+        if cause == WORKER_GONE or (is_elastic() and cause != TIME_IS_OVER):
             return ""
         return PERSON if cause == signal.SIGINT else AGAIN
 

@@ -22,7 +22,6 @@ from training.exits import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
-    EXIT_USER_MISTAKE,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104
-MEMBERSHIP, OTHER_OWNER, MONEY_IS_SPENT = 105, 106, 107
+MEMBERSHIP, OTHER_OWNER = 105, 106
 """Causes of an end that are not signals. No signal has these numbers."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
@@ -40,7 +39,6 @@ NAMES = {
     PREEMPTED: "a preemption notice",
     MEMBERSHIP: "a machine that joins or leaves",
     OTHER_OWNER: "another attempt, which owns the run now",
-    MONEY_IS_SPENT: "run.max_cost",
 }
 EXIT_CODES = {
     signal.SIGUSR1: EXIT_AGAIN,
@@ -51,7 +49,6 @@ EXIT_CODES = {
     PREEMPTED: EXIT_AGAIN,
     MEMBERSHIP: EXIT_AGAIN,
     OTHER_OWNER: EXIT_AGAIN,
-    MONEY_IS_SPENT: EXIT_USER_MISTAKE,  # a restart would be refused, and need not happen
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }

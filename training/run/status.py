@@ -34,7 +34,7 @@ from training.run.standby import run_id_in
 CODES = {
     EXIT_DONE: ENDS[DONE],
     EXIT_FAILED: "ended with an error",
-    EXIT_USER_MISTAKE: "a mistake in the input, or run.max_cost is spent",
+    EXIT_USER_MISTAKE: "a mistake in the input",
     EXIT_AGAIN: ENDS[AGAIN],
     EXIT_INTERRUPTED: ENDS[PERSON],
     EXIT_TERMINATED: "stopped by SIGTERM or SIGHUP",

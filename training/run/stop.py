@@ -1,6 +1,6 @@
 """The end of a run before its last step, by a signal or a limit. All processes agree on it.
 
-In the same message the main process announces the next snapshot (`training.run.save_steps`).
+In the same message the main process says when a snapshot is due (`training.run.save_steps`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from training.exits import EXIT_DONE
 from training.run.save_steps import SaveSteps
 from training.run.signals import (
     MEMBERSHIP,
-    MONEY_IS_SPENT,
     TIME_IS_OVER,
     Signals,
     exit_code_of,
@@ -42,19 +41,14 @@ class Stop:
         run: RunConfig,
         signals: Signals,
         saves: SaveSteps,
-        spent_at: float = float("inf"),
     ) -> None:
-        """`spent_at`: when `run.max_cost` is spent, on the monotonic clock."""
         self.accelerator = accelerator
         self.signals = signals
-        self._saves, self._spent_at = saves, spent_at
+        self._saves = saves
         self.reason = ""
         """Why the run ends; empty while it continues."""
         self._elastic = is_elastic()
-        self._limits = {
-            TIME_IS_OVER: f"run.max_minutes={run.max_minutes or 0:g}",
-            MONEY_IS_SPENT: f"run.max_cost={run.max_cost or 0:g}",
-        }
+        self._limit = f"run.max_minutes={run.max_minutes or 0:g}"
         self._reserve = run.grace_seconds  # of the budget, for the last step and its snapshot
         self._ends = float("inf")
         if run.max_minutes is not None:
@@ -74,14 +68,14 @@ class Stop:
         pace = (now - self._compared_at) / self._steps
         number = self.signals.cause or 0
         soon = now + 2 * pace * self._every + self._reserve
-        if not number and soon > min(self._ends, self._spent_at):
-            number = TIME_IS_OVER if self._ends <= self._spent_at else MONEY_IS_SPENT
+        if not number and soon > self._ends:
+            number = TIME_IS_OVER
         # Zero where another machine's limit or signal ends the attempt.
         mine = number or self.signals.own_cause
-        ahead = self._saves.ahead(step)
+        is_time = self._saves.is_time()
         if self.accelerator.num_processes > 1:
-            step, number, pace, ahead = self._largest_of_all(step, number, pace, ahead)
-        self._saves.agree(step, ahead)
+            step, number, pace, is_time = self._largest_of_all(step, number, pace, is_time)
+        self._saves.agree(step, is_time)
         self._compared_at, self._steps = now, 0
         every = max(1, int(AGREE_SECONDS / max(pace, 1e-4)))
         self._every = min(every, 2 * self._every)  # a GPU's first steps are only queued
@@ -89,16 +83,11 @@ class Stop:
             self._every = 1
         if not number:
             return False
-        if self._elastic and number != MONEY_IS_SPENT:
+        if self._elastic:
             number = mine or MEMBERSHIP  # what ends another machine does not end this one
-        self.reason = self._limits.get(number) or name_of(number)
+        self.reason = self._limit if number == TIME_IS_OVER else name_of(number)
         self.signals.stop(number)
         return True
-
-    @property
-    def needed_change(self) -> str:
-        """What a command needs to resume; empty if it may stay as it is."""
-        return " with a larger run.max_cost" * (self.signals.cause == MONEY_IS_SPENT)
 
     @property
     def exit_code(self) -> int:
@@ -106,14 +95,14 @@ class Stop:
         return exit_code_of(self.signals.cause) if self.reason else EXIT_DONE
 
     def _largest_of_all(
-        self, step: int, number: int, pace: float, ahead: float
-    ) -> tuple[int, int, float, float]:
+        self, step: int, number: int, pace: float, is_time: bool
+    ) -> tuple[int, int, float, bool]:
         """The largest cause, pace and answer of all processes, and the step that they are of.
 
         On a GPU they are those of the last comparison.
         """
         device = self.accelerator.device
-        mine = torch.tensor([[float(number), pace, ahead]], device=device)
+        mine = torch.tensor([[float(number), pace, float(is_time)]], device=device)
         gathered = self.accelerator.gather(mine)  # (processes, 3)
         if device.type != "cpu":
             before, computed = self._result, self._computed
@@ -121,8 +110,8 @@ class Stop:
             self._computed = torch.accelerator.current_stream().record_event()
             if before is None or computed is None:
                 # The same everywhere, unlike this process's own pace.
-                return step, 0, AGREE_SECONDS, 0.0
+                return step, 0, AGREE_SECONDS, False
             computed.synchronize()
             step, gathered = before
-        number, pace, ahead = gathered.max(dim=0).values.tolist()
-        return step, int(number), pace, ahead
+        number, pace, is_time = gathered.max(dim=0).values.tolist()
+        return step, int(number), pace, bool(is_time)

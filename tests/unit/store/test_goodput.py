@@ -22,9 +22,7 @@ from store.goodput import (
     USEFUL,
     WAITING,
     Reading,
-    cost_of,
     goodput_of,
-    interruptions_in,
     readings_in,
 )
 
@@ -122,27 +120,10 @@ def test_the_sum_of_all_kinds_of_time_is_the_time_that_machines_were_held():
     ]
     found = goodput_of(events(*attempts, ended="b"))
     assert found.total == pytest.approx(2 * 130 + 3 * 130 + 120)
-    assert cost_of(events(*attempts), 36.0) == pytest.approx(found.total / 100)
-
-
-def test_a_cost_is_that_of_the_price_that_an_attempt_had():
-    dear = reading("a", 0, 100, 0, phases=STEPS, price=30.0)
-    cheap = reading("b", 100, 200, 1_000, phases=STEPS, price=3.0)
-    unknown = reading("c", 200, 300, 2_000, phases=STEPS)
-    assert cost_of(events(dear, cheap), 7.0) == pytest.approx(1.1)
-    assert cost_of(events(dear, cheap, unknown), 15.0) == pytest.approx(1.6)
-    assert cost_of([], 15.0) == 0
-
-
-def test_an_attempt_that_stopped_in_order_is_no_interruption():
-    attempts = [reading(name, 0, 10, 1_000 * i, phases=STEPS) for i, name in enumerate("abcd")]
-    assert interruptions_in(events(*attempts)) == (3, 480)
-    assert interruptions_in(events(*attempts, ended="bc")) == (1, 480)
-    assert interruptions_in([]) == (0, 0)
 
 
 def test_a_reading_is_read_as_it_was_written():
-    one = reading("a", 3, 90, 0, phases=STEPS, read_at=80, silent=7.5, price=2.25, machines=2)
+    one = reading("a", 3, 90, 0, phases=STEPS, read_at=80, silent=7.5, machines=2)
     assert readings_in(events(one)) == [one]
     assert len(one.as_text()) < 400
     longest = reading("a", 10**12, 10**12, 0, silent=1e9, phases=dict.fromkeys(PHASES, 1e9))

@@ -13,7 +13,6 @@ from training.run.session import Session
 from training.run.signals import (
     LAUNCHER_GONE,
     MEMBERSHIP,
-    MONEY_IS_SPENT,
     PREEMPTED,
     TIME_IS_OVER,
     WORKER_GONE,
@@ -66,7 +65,6 @@ def elastic(monkeypatch):
         (MEMBERSHIP, AGAIN, ""),
         (WORKER_GONE, "", ""),
         (TIME_IS_OVER, AGAIN, AGAIN),
-        (MONEY_IS_SPENT, AGAIN, AGAIN),
     ],
 )
 def test_what_ends_one_machine_of_a_group_does_not_end_its_ownership(

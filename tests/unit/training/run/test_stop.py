@@ -9,7 +9,7 @@ import pytest
 
 from config.schema import RunConfig
 from training.run import stop
-from training.run.signals import MEMBERSHIP, MONEY_IS_SPENT, PREEMPTED, name_of
+from training.run.signals import MEMBERSHIP, PREEMPTED, name_of
 from training.run.stop import Stop
 
 
@@ -19,17 +19,15 @@ from training.run.stop import Stop
         (0, signal.SIGTERM, MEMBERSHIP),
         (signal.SIGTERM, PREEMPTED, signal.SIGTERM),
         (PREEMPTED, signal.SIGTERM, PREEMPTED),  # it has a notice, and another machine goes first
-        (0, MONEY_IS_SPENT, MONEY_IS_SPENT),
     ],
 )
 def test_each_machine_ends_by_its_own_cause_or_stays(monkeypatch, own, largest, ends_by):
     monkeypatch.setattr(stop, "is_elastic", lambda: True)
     stopped = []
     signals = SimpleNamespace(cause=None, own_cause=own, stop=stopped.append)
-    saves = SimpleNamespace(ahead=lambda step: 0.0, agree=lambda *answer: None)
-    run = Stop(SimpleNamespace(num_processes=2), RunConfig(max_cost=1.0), signals, saves)
+    saves = SimpleNamespace(is_time=lambda: False, agree=lambda *answer: None)
+    run = Stop(SimpleNamespace(num_processes=2), RunConfig(), signals, saves)
     run._largest_of_all = lambda step, number, *rest: (step, max(number, largest), *rest)
     assert run.agreed(1)
     assert stopped == [ends_by]
-    if ends_by != MONEY_IS_SPENT:
-        assert run.reason == name_of(ends_by)
+    assert run.reason == name_of(ends_by)
