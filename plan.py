@@ -91,7 +91,6 @@ def plan(options: argparse.Namespace) -> int:
             tensor=options.tensor,
             exchanges_heads=options.context_strategy == ALLTOALL,
             optimizer=config.optim.name,
-            state_dtype=config.optim.state_dtype,
             freeze=tuple(config.optim.freeze),
             frozen_dtype=config.model.frozen_dtype,
             attention=None if config.run.attention == "auto" else config.run.attention,

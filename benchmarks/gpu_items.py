@@ -161,9 +161,6 @@ ITEMS = (
         _other(f"{kind}, compiled and not", "gpt2_large", compile_too=True, precision=kind)
         for kind in ("bf16", "fp8")
     ),
-    _other("AdamW in float32", "gpt2_large"),
-    _other("AdamW in bf16", "gpt2_large", state_dtype="bf16"),
-    _other("AdamW in 8 bits", "gpt2_large", state_dtype="8bit"),
     _other("Muon", "gpt2", optimizer="muon"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),

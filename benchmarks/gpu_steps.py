@@ -79,9 +79,6 @@ class Case:
     frozen: str | None = None
     """How weights around adapters are kept, one of `model.frozen.KINDS`; None trains the model."""
 
-    state_dtype: str = "float32"
-    """How AdamW's averages are kept: `optim.state_dtype`."""
-
     def model(self) -> GPTConfig:
         config = gpt_config(load_config(list(self.words)), self.vocabulary)
         return config if self.frozen is None else replace(config, lora=Lora(rank=16, alpha=32))
@@ -159,7 +156,7 @@ class Training:
         configure_wrapping(self.accelerator, model, RunConfig())
         optimizer = make_optimizer(
             model,
-            OptimConfig(name=case.optimizer, state_dtype=case.state_dtype),
+            OptimConfig(name=case.optimizer),
             torch.device("cpu") if case.offload else device,
             case.precision,
         )
@@ -278,8 +275,6 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         row["residual stream"] = case.residual
     if case.frozen is not None:
         row["frozen"] = case.frozen
-    if case.state_dtype != "float32":
-        row["optimizer state"] = case.state_dtype
     measured = None
     try:
         with counted_memory(compiled) as peak, training_of(case) as training:
@@ -316,7 +311,6 @@ def planned_bytes(case: Case) -> float:
         packed=case.documents,
         attention=case.kernel or "kernel",  # otherwise a plan takes the best one for documents
         frozen_dtype=case.frozen or AUTO,
-        state_dtype=case.state_dtype,
         stored_as=STORED_AS,
         residual_dtype=case.residual,
         fp8=TENSORWISE if case.precision == FP8 else None,

@@ -22,9 +22,8 @@ from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
 from model.recompute import WAYS as RECOMPUTE
 from model.residual import RESIDUAL_DTYPES
-from optim.optimizers import OPTIMIZERS, is_reducible, refusal
+from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES
-from optim.state_dtype import STATE_DTYPES
 
 MOST = 1_000_000_000
 RANGES = {
@@ -91,7 +90,6 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
-    "optim.state_dtype": STATE_DTYPES,
     "run.attention": ("auto", *WAYS, *KERNELS),
     "run.reduce_dtype": ("float32", "bf16"),
     "run.residual_dtype": RESIDUAL_DTYPES,
@@ -246,9 +244,6 @@ def _check_optimizer(found: Problems) -> None:
     if optim.name in OPTIMIZERS and not any("optim." in sentence for sentence in found.sentences):
         reason = refusal(optim.name, optim)
         need(reason is None, "optim.name", f"cannot be used: it {reason}")
-    if optim.name in OPTIMIZERS and optim.state_dtype in STATE_DTYPES[1:]:
-        what = f"is not for optim.name={optim.name}. Set optim.name=adamw, or leave it out"
-        need(is_reducible(optim.name), "optim.state_dtype", what)
 
 
 def _check_hub_and_run(found: Problems) -> None:

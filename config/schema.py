@@ -114,8 +114,6 @@ class OptimConfig:
     """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
     name: str = "adamw"
     """adamw; or muon for the matrices of the blocks, with AdamW for all other parameters."""
-    state_dtype: str = "float32"
-    """How AdamW's averages are kept between updates: float32, bf16, or 8bit in blocks of 256."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
     """AdamW's decay rates for the averages of gradient and squared gradient."""
     freeze: list[str] = field(default_factory=list)

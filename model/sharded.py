@@ -105,24 +105,6 @@ def local_part(tensor: Tensor) -> Tensor:
     return local.to_local() if _is_dtensor(local) else local
 
 
-def placed_like(tensor: Any, local: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of this full shape whose shard on this process is `local`, sharded like another.
-
-    If it is cut, the shape is that of this process's part.
-    """
-    if not _is_dtensor(tensor):
-        return cut_like(local, tensor)
-    from torch.distributed.tensor import DTensor
-
-    strides = [1] * len(shape)
-    for i in range(len(shape) - 1, 0, -1):
-        strides[i - 1] = strides[i] * shape[i]
-    placed: Tensor = DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, shape=torch.Size(shape), stride=tuple(strides)
-    )
-    return cut_like(placed, tensor)
-
-
 class Piece(NamedTuple):
     """Numbers that lie in a block of the whole tensor: a slice for each dimension."""
 

@@ -20,13 +20,14 @@ from model.sharded import whole_shape
 from optim.eager import eager
 from optim.muon import PARTS, Muon
 from optim.sharing import Work
-from optim.state_dtype import FLOAT32, STEP, ReducedState
 
 Parts = Mapping[nn.Parameter, int]
 """The trained parameters. By parameter: how many matrices of a block it joins by rows; 0 for all
 that is no such matrix, as embeddings, the output layer, biases and norms."""
 Kept = dict[str, tuple[int, ...]]
 """What an optimizer keeps of one parameter: the shapes by name."""
+STEP = "step"
+"""torch's name for the number of updates, which it keeps on the CPU unless the update is fused."""
 
 
 class Settings(Protocol):
@@ -38,8 +39,6 @@ class Settings(Protocol):
     def weight_decay(self) -> float: ...
     @property
     def betas(self) -> Sequence[float]: ...
-    @property
-    def state_dtype(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class UsualSettings:
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.99)
-    state_dtype: str = FLOAT32
 
 
 class OptimizerError(ValueError):
@@ -89,15 +87,7 @@ which processes to compute."""
 
 TOGETHER = ("muon",)
 """Those whose processes compute the update of a matrix together, from all of it, wherever its parts
-are. `optim.state_dtype` is not for them."""
-
-
-def build(name: str, parts: Parts, settings: Settings, work: Work) -> Optimizer:
-    """The optimizer of this name, which keeps its state in `settings.state_dtype`."""
-    optimizer = OPTIMIZERS[name](parts, settings, work)
-    if settings.state_dtype == FLOAT32:
-        return optimizer
-    return ReducedState(optimizer, settings.state_dtype)
+are."""
 
 
 def decayed_groups(parts: Parts, weight_decay: float) -> list[dict[str, Any]]:
@@ -295,11 +285,6 @@ def refusal(name: str, settings: Settings) -> str | None:
     except OptimizerError as error:
         return str(error)
     return None
-
-
-def is_reducible(name: str) -> bool:
-    """Whether `optim.state_dtype` is for this optimizer."""
-    return name not in TOGETHER and STEP in _kept_of_kind(name, 1, 2, USUAL)
 
 
 def moments_of(name: str) -> int:

@@ -87,8 +87,6 @@ class Shape:
     """`run.residual_dtype`, in which blocks add up."""
     fp8: str | None = None
     """torchao's recipe for products in fp8, one of `model.fp8.RECIPES`; `precision` is the rest."""
-    state_dtype: str = "float32"
-    """`optim.state_dtype`."""
     context: int = 1
     """Processes among those of a copy that share each sequence."""
     tensor: int = 1
@@ -178,7 +176,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             parameter.register_post_accumulate_grad_hook(
                 lambda parameter: tracker.mark([parameter.grad], "gradients")
             )
-        optim = OptimConfig(name=shape.optimizer, state_dtype=shape.state_dtype)
+        optim = OptimConfig(name=shape.optimizer)
         optimizer = make_optimizer(bare, optim, CPU, shape.precision)
         with tracker, kernels:
             # An earlier update, which creates the optimizer's state.

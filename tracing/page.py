@@ -97,7 +97,6 @@ class Result:
                 tensor=tensor,
                 exchanges_heads=exchanges_heads(accelerator),
                 optimizer=config.optim.name,
-                state_dtype=config.optim.state_dtype,
                 freeze=tuple(config.optim.freeze),
                 frozen_dtype=state.frozen_dtype or AUTO,
                 attention=state.attention,

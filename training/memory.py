@@ -17,7 +17,6 @@ from config.schema import ConfigError, OptimConfig
 from model.cpu.cores import control_groups
 from model.family import LanguageModel
 from optim.optimizers import moments_of
-from optim.state_dtype import BYTES, FLOAT32
 from training.distributed.agreement import run_on_all
 from training.distributed.environment import (
     fsdp_requested,
@@ -57,8 +56,8 @@ def check_fits(
     `model` have values, because the system promises more memory than it has, and later kills the
     process silently. `key` is the key and value that chose another model than our GPT.
     """
-    sizes, kept = model.config, moments_of(optim.name) * BYTES[optim.state_dtype]
-    of_trained = 2 + kept / BYTES[FLOAT32]  # times the bytes of its weight
+    sizes = model.config
+    of_trained = 2 + moments_of(optim.name)  # times the bytes of its weight
     chosen = f"model.n_layer={sizes.n_layer} and model.n_embd={sizes.n_embd} need"
     what_needs = chosen if key is None else f"{key} needs"
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from config.schema import ConfigError, OptimConfig
 from model.family import LanguageModel
 from model.layout import is_frozen
-from optim.optimizers import build
+from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES, Schedule
 from optim.sharing import Work, all_processes
 from training.distributed.accelerator import grads_in_buckets
@@ -138,7 +138,8 @@ def make_optimizer(
     """
     layout = model.layout()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    optimizer = build(optim.name, layout.parts(), optim, Work(device, dtype, all_processes()))
+    work = Work(device, dtype, all_processes())
+    optimizer = OPTIMIZERS[optim.name](layout.parts(), optim, work)
     for group in optimizer.param_groups:
         if group["lr"] != optim.learning_rate:
             raise ConfigError(

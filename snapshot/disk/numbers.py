@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from model.layout import Layout
 from model.sharded import local_part
-from optim.state_dtype import STEP
+from optim.optimizers import STEP
 from snapshot.disk.files import sha256_of
 from snapshot.disk.reading import read_header
 from snapshot.errors import SnapshotError, Unresumable

@@ -18,7 +18,7 @@ from model.family import LanguageModel
 from model.layout import Layout, Shape, Stored
 from model.nf4 import quantize
 from model.sharded import cut_like, local_part, pieces_of, whole_shape
-from optim.state_dtype import FLOAT32, GROUP, STEP, keep
+from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.files import parse_json, read_json
 from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of, read_reference
@@ -300,4 +300,4 @@ def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: An
                     value = cut_like(torch.empty_like(parameter), parameter)
                 stored = Stored((f"{name}.{key}",), layout.is_transposed(name))
                 read_into(value, reader, stored)
-                keep(state, key, value, group.get(GROUP, FLOAT32))
+                state[key] = value

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Condition
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.optim import Optimizer
 from model.layout import FLOAT_BYTES, Layout, Shape, Written
 from model.sharded import (
     cut_like,
-    cut_of,
     gather_full,
     is_sharded,
     local_part,
@@ -26,7 +24,6 @@ from model.sharded import (
     writes_shard,
 )
 from optim.optimizers import Kept, OptimizerError, kept_by
-from optim.state_dtype import LARGEST, expanded, kept_keys
 from snapshot.disk.model import ADAPTERS, TRAINED
 from snapshot.disk.tensor_files import Slices, TensorFiles
 from snapshot.errors import SnapshotError, Unresumable
@@ -48,8 +45,6 @@ class Shard:
     convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     """Makes what is written from full tensors; None for one tensor that is written as it is, or
     transposed."""
-    expand: Callable[[Mapping[str, Tensor]], Tensor] | None = None
-    """Makes the float32 numbers of one tensor from what holds it, perhaps in fewer bits."""
     transposed: bool = False
     slices: Slices | None = None
     """The slices of the full tensor that it covers; None for all of it."""
@@ -66,13 +61,8 @@ class Shard:
 
     def gathered(self) -> Shard:
         """All of it. Every process must call this, in the same order."""
-        tensors, expand = self.tensors, self.expand
-        (name, first), *_ = tensors.items()
-        if expand is not None and cut_of(first) is not None:
-            # Its size decides about a dtype and blocks, and parts may have different sizes.
-            tensors, expand = {name: cut_like(expand(tensors), first)}, None
-        whole = {name: gather_full(one) for name, one in tensors.items()}
-        return replace(self, tensors=whole, expand=expand)
+        whole = {name: gather_full(one) for name, one in self.tensors.items()}
+        return replace(self, tensors=whole)
 
     def write(self, files: TensorFiles) -> None:
         """Write it to its files. Raises OSError.
@@ -85,8 +75,7 @@ class Shard:
             for name, tensor in self.convert(whole).items():
                 files.write(name, tensor)
             return
-        tensor = next(iter(tensors.values())) if self.expand is None else self.expand(tensors)
-        (name,), slices = self.shapes, self.slices
+        (tensor,), (name,), slices = tensors.values(), self.shapes, self.slices
         if self.transposed:
             tensor, slices = tensor.t(), None if slices is None else slices[::-1]
         files.write(name, tensor, slices)
@@ -158,23 +147,21 @@ def shards_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any)
     _refuse_other_parameters(layout, optimizer)
     for name, parameter in trained.items():
         state = optimizer.state.get(parameter, {})
-        keys = kept_keys(state)
-        if {*keys} != kept[name].keys():
-            if not keys:
+        if state.keys() != kept[name].keys():
+            if not state:
                 raise SnapshotError(f"the optimizer has not updated {name} yet")
-            now, first = (", ".join(sorted(one)) or "nothing" for one in (keys, kept[name]))
+            now, first = (", ".join(sorted(one)) or "nothing" for one in (state, kept[name]))
             raise Unresumable(
                 f"optim.name={optimizer_name!s:.80} keeps {now} of {name}, but after its first "
                 f"update {first}, which is what a snapshot holds: make all of it in the first "
                 "update, and keep it"
             )
-        for key in sorted(keys):
-            parts = {one: state[one] for one in (key, key + LARGEST) if one in state}
+        for key, value in sorted(state.items()):
             if shape := kept[name][key]:
-                parts = {one: cut_like(part.detach(), parameter) for one, part in parts.items()}
+                value = cut_like(value.detach(), parameter)
             transposed = layout.is_transposed(name) and len(shape) == 2
             shapes = {f"{name}.{key}": shape[:: -1 if transposed else 1]}
-            shards.append(Shard(parts, shapes, None, partial(expanded, key=key), transposed))
+            shards.append(Shard({key: value}, shapes, transposed=transposed))
     return shards
 
 
@@ -215,11 +202,9 @@ def divide_shards(
         elif not each_writes or shard.convert is not None:
             gathered.append(shard)
         else:
-            first = next(iter(shard.tensors.values()))
-            for piece in pieces_of(first) if writes_shard(first) else ():
-                # What has numbers for blocks of a row has whole rows.
-                at = piece.local[:-1] if len(shard.tensors) > 1 else piece.local
-                local = {name: local_part(tensor)[at] for name, tensor in shard.tensors.items()}
+            ((name, tensor),) = shard.tensors.items()
+            for piece in pieces_of(tensor) if writes_shard(tensor) else ():
+                local = {name: local_part(tensor)[piece.local]}
                 own.append(replace(shard, tensors=local, slices=piece.whole))
     return own, gathered
 

@@ -148,15 +148,15 @@ FAULTS = [
     Fault(
         "a snapshot that lacks one moment",
         "snapshot/disk/shards.py",
-        "        for key in sorted(keys):\n            parts = {one: state[one]",
-        "        for key in sorted(keys)[1:]:\n            parts = {one: state[one]",
+        "        for key, value in sorted(state.items()):",
+        "        for key, value in sorted(state.items())[1:]:",
         ("killed in a step", "killed in a snapshot", "snapshot is whole", "the first steps"),
     ),
     Fault(
         "weights saved in half",
         "snapshot/disk/shards.py",
-        "            parts = {one: cut_like(part.detach(), parameter)",
-        "            parts = {one: cut_like(part.detach().half().float(), parameter)",
+        "                value = cut_like(value.detach(), parameter)",
+        "                value = cut_like(value.detach().half().float(), parameter)",
         SAME,
     ),
     Fault(

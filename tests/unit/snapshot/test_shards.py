@@ -78,16 +78,6 @@ def test_what_all_write_is_byte_for_byte_what_one_process_writes(
 
 
 @pytest.mark.slow
-def test_so_it_is_for_averages_in_8_bits_whose_blocks_are_those_of_a_part(small, tmp_path):
-    words = ["model.n_embd=144", "train.max_steps=4", "snapshot.every=2"]
-    words += ["optim.state_dtype=8bit", f"run.dir={tmp_path / 'run'}"]
-    result = launched(tmp_path, "twice", *small, *words, config="fsdp_tp_cpu.yaml", processes=4)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "4 processes, CPU" in result.stdout
-    assert_as_one_process_writes(tmp_path / "run", (2, 4))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "more"),
     [
