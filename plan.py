@@ -55,7 +55,6 @@ from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError
-from training.distributed.accelerator import choose_residual_dtype, refuse_bf16_residual
 from training.memory import available_memory
 from training.shared_matrices import refuse_size, why_not_shared
 from training.step import freeze
@@ -95,7 +94,6 @@ def plan(options: argparse.Namespace) -> int:
             frozen_dtype=config.model.frozen_dtype,
             attention=None if config.run.attention == "auto" else config.run.attention,
             reduce_dtype=config.run.reduce_dtype,
-            residual_dtype=config.run.residual_dtype,
         )
         check_processes(options, config)
         model, stored_as = planned_model(options, config)
@@ -104,9 +102,6 @@ def plan(options: argparse.Namespace) -> int:
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
         check_sharing(options, config, counted)
-        if config.run.residual_dtype == "bf16":
-            refuse_bf16_residual(options.precision)
-        choose_residual_dtype(counted, config.run.residual_dtype)
         settle_rate(config, layout_for(model).size_without_output)
         fits, split = fits_of_strategies(options, config, counted, shape, memory)
     except (ConfigError, SnapshotError, HubError) as error:

@@ -1,6 +1,6 @@
-"""What checkpointing, masked documents and a bf16 residual stream cost: bytes and FLOP.
+"""What checkpointing and masked documents cost: bytes and FLOP.
 
-    python benchmarks/activations.py checkpointing|packing|residual
+    python benchmarks/activations.py checkpointing|packing
 
 Counted on the CPU in real steps; the last columns are plans for a GPU in bf16. No time is measured.
 """
@@ -26,11 +26,9 @@ from model.families import FAMILIES, build_model
 from model.family import ModelConfig
 from model.head import IGNORED
 from model.recompute import WAYS
-from model.residual import RESIDUAL_DTYPES
 from planning.allocation_log import KINDS, LiveBytes
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.model import model_config
-from training.distributed.accelerator import choose_residual_dtype
 from training.step import make_optimizer
 
 VOCABULARY, TIME, LAYERS, HEADS, WIDTH, BATCH = 256, 128, 2, 4, 64, 4
@@ -56,16 +54,10 @@ def sizes(name: str, way: bool | str) -> ModelConfig:
     return replace(config, activation_checkpointing=way)
 
 
-def counted(config: ModelConfig, residual_dtype: str | None = None) -> tuple[int, int, float]:
-    """The peak bytes of an update after another one, FLOP of a pass, and its loss.
-
-    In float32; or in bf16 with a residual stream of that dtype.
-    """
+def counted(config: ModelConfig) -> tuple[int, int, float]:
+    """The peak bytes of an update after another one, FLOP of a pass, and its loss."""
     torch.manual_seed(0)
     model = build_model(config).train()
-    if residual_dtype is not None:
-        choose_residual_dtype(model, residual_dtype)
-        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     optimizer = make_optimizer(model, OptimConfig(), torch.device("cpu"), "no")
     ids = torch.randint(VOCABULARY, (BATCH, config.block_size))
     log = LiveBytes()
@@ -87,11 +79,9 @@ def counted(config: ModelConfig, residual_dtype: str | None = None) -> tuple[int
     return peak, flop.get_total_flops(), value
 
 
-def planned(
-    config: ModelConfig, device: str, precision: str, residual_dtype: str = "float32"
-) -> tuple[int, int]:
+def planned(config: ModelConfig, device: str, precision: str) -> tuple[int, int]:
     """The peak bytes of an update on the device, and those in the CPU's memory."""
-    shape = Shape(device, precision, attention="kernel", residual_dtype=residual_dtype)
+    shape = Shape(device, precision, attention="kernel")
     trace = traced_phases(config, BATCH, shape).log
     host = KINDS.index("host")
     totals = [
@@ -160,35 +150,7 @@ def packing() -> list[dict[str, Any]]:
     return found
 
 
-def residual() -> list[dict[str, Any]]:
-    """A row for each of our families, with and without checkpointing, and dtype of the stream."""
-    rows = []
-    for name in FAMILIES:
-        for way in (False, True):
-            config = FAMILIES[name](VOCABULARY, 256, 8, 4, 256)
-            config = replace(config, activation_checkpointing=way)
-            for dtype in RESIDUAL_DTYPES:
-                peak, _, loss = counted(config, dtype)
-                cpu, _ = planned(config, "cpu", "bf16", dtype)
-                gpu, _ = planned(config, "cuda", "bf16", dtype)
-                model = build_model(config)
-                kept = 4 * 4 * sum(one.numel() for one in model.parameters())
-                rows.append(
-                    {
-                        "model": name,
-                        "checkpointing": str(way).lower(),
-                        "run.residual_dtype": dtype,
-                        "peak, MB": round(peak / 1e6, 2),
-                        "of it activations, MB": round((peak - kept) / 1e6, 2),
-                        "plan / peak": round(cpu / peak, 4),
-                        "GPU plan, MB": round(gpu / 1e6, 2),
-                        "loss": round(loss, 6),
-                    }
-                )
-    return rows
-
-
-TABLES = {"checkpointing": checkpointing, "packing": packing, "residual": residual}
+TABLES = {"checkpointing": checkpointing, "packing": packing}
 
 
 def main() -> None:

@@ -128,12 +128,6 @@ def _other(name: str, model: str, **options: Any) -> Item:
     return Item(name, "other modes", 60, work)
 
 
-def _residual(checkpointing: bool) -> Item:
-    words = "with" if checkpointing else "without"
-    work = updates(lambda one: one.preset("gpt2_large", 8, checkpointing), residual="bf16")
-    return Item(f"gpt2_large {words} checkpointing, stream in bf16", "large models", 60, work)
-
-
 def _frozen(kind: str) -> Item:
     work = updates(lambda settings: settings.preset("gpt2_large", 8, True), frozen=kind)
     return Item(f"adapters around {kind}", "adapters", 60, work)
@@ -156,7 +150,6 @@ ITEMS = (
     _other("fp16", "gpt2", precision="fp16"),
     _other("float32", "gpt2", precision="no"),
     _other("float32 in TF32", "gpt2", precision="no", tf32=True),
-    *map(_residual, (False, True)),
     *(
         _other(f"{kind}, compiled and not", "gpt2_large", compile_too=True, precision=kind)
         for kind in ("bf16", "fp8")

@@ -37,7 +37,6 @@ from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
 from training.distributed.accelerator import (
-    choose_residual_dtype,
     configure_wrapping,
     is_compiled,
 )
@@ -72,8 +71,6 @@ class Case:
     """One of `KERNELS`, on a GPU; None for torch's choice."""
     tf32: bool = False
     """Products of float32 numbers use TF32."""
-    residual: str = "float32"
-    """The dtype in which blocks add up, one of `RESIDUAL_DTYPES`."""
     optimizer: str = "adamw"
     """As in `optim.name`."""
     frozen: str | None = None
@@ -147,7 +144,6 @@ class Training:
             model = build_model(config)
         if case.frozen is not None:
             keep_frozen(model, case.frozen, STORED_AS)
-        choose_residual_dtype(model, case.residual)
         self.flops_per_token = model.flops_per_token(config.block_size)
         if case.precision == FP8:
             model.use_fp8(TENSORWISE, emulated=device.type == "cpu")
@@ -271,8 +267,6 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         row["threads"] = torch.get_num_threads()  # of AdamW, where it is offloaded
     if case.optimizer != "adamw":
         row["optimizer"] = case.optimizer
-    if case.residual != "float32":
-        row["residual stream"] = case.residual
     if case.frozen is not None:
         row["frozen"] = case.frozen
     measured = None
@@ -312,7 +306,6 @@ def planned_bytes(case: Case) -> float:
         attention=case.kernel or "kernel",  # otherwise a plan takes the best one for documents
         frozen_dtype=case.frozen or AUTO,
         stored_as=STORED_AS,
-        residual_dtype=case.residual,
         fp8=TENSORWISE if case.precision == FP8 else None,
         optimizer=case.optimizer,
     )

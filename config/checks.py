@@ -21,7 +21,6 @@ from model.families import FAMILIES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
 from model.recompute import WAYS as RECOMPUTE
-from model.residual import RESIDUAL_DTYPES
 from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES
 
@@ -92,7 +91,6 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "optim.schedule": SCHEDULES,
     "run.attention": ("auto", *WAYS, *KERNELS),
     "run.reduce_dtype": ("float32", "bf16"),
-    "run.residual_dtype": RESIDUAL_DTYPES,
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }
 """The allowed values of a key."""

@@ -23,6 +23,9 @@ REMOVED: dict[str, str] = {
     "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
+    "run.residual_dtype": (
+        "blocks add up in float32. model.activation_checkpointing=true saves more memory"
+    ),
     "optim.state_dtype": (
         "what the optimizer keeps is float32. optim.name=muon keeps one number of each weight of "
         "a block instead of two, and FSDP divides them among the processes"

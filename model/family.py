@@ -295,13 +295,6 @@ class LanguageModel(nn.Module, ABC):
         """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""
         self.varlen = True
 
-    def use_bf16_residual(self) -> bool:
-        """Under autocast, add up the blocks' outputs in its 16 bits; returns whether they can.
-
-        Call it before the model is wrapped.
-        """
-        return False
-
     def use_fp8(self, recipe: str, emulated: bool) -> None:
         """Multiply in fp8 in linear layers of the blocks, as `fp8` then describes.
 

@@ -30,7 +30,6 @@ from model.family import (
 from model.head import Head
 from model.layout import Layout, Shape
 from model.recompute import around_block, within_block
-from model.residual import layer_norm, residual
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
@@ -59,14 +58,9 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 
 
 class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm, computed in float32, and returned in the dtype of its input.
-
-    Under FSDP in mixed precision the weights have 16 bits; the residual stream may have 32.
-    """
+    """nn.LayerNorm of float32 numbers. Under FSDP in mixed precision the weights have 16 bits."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.float32:
-            return layer_norm(x, self.weight, self.bias, self.eps)
         weight, bias = self.weight.float(), self.bias.float()
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
@@ -154,7 +148,6 @@ class Transformer(Part):
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
         self.recompute = around_block(config.activation_checkpointing)
-        self.bf16_residual = False
 
     def forward(
         self,
@@ -164,7 +157,8 @@ class Transformer(Part):
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Token ids (B, T) at positions (T) or (B, T) to (B, T, C)."""
-        x = self.drop(residual(self.wte(ids) + self.wpe(positions), self.bf16_residual))
+        embedded = self.wte(ids) + self.wpe(positions)
+        x = self.drop(embedded.float())  # float32 even if FSDP's weights have 16 bits
         for block in self.h:
             if self.recompute is not None and self.training and cache is None:
                 x = self.recompute(block, x, rows)
@@ -324,10 +318,6 @@ class GPT(LanguageModel):
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, in order."""
         return self.transformer.h
-
-    def use_bf16_residual(self) -> bool:
-        self.transformer.bf16_residual = True
-        return True
 
     def layout(self) -> Layout:
         # OpenAI's own files have no prefix, and a mask as a constant.

@@ -30,7 +30,6 @@ from model.family import (
 from model.head import Head
 from model.layout import ModelError, Shape
 from model.recompute import around_block, within_block
-from model.residual import residual, rms_norm
 
 LLAMA = "llama"
 """transformers' name of Llama."""
@@ -51,12 +50,9 @@ INNER_MULTIPLE = 64
 
 
 class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm, computed in float32 (see `model.gpt.LayerNorm`)."""
+    """nn.RMSNorm of float32 numbers (see `model.gpt.LayerNorm`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.float32:
-            assert self.eps is not None
-            return rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x, self.normalized_shape, self.weight.float(), self.eps)
 
 
@@ -166,7 +162,6 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.n_embd, EPSILON)
         self.size = config.n_embd // config.n_head
         self.recompute = around_block(config.activation_checkpointing)
-        self.bf16_residual = False
 
     def forward(
         self,
@@ -179,7 +174,7 @@ class Transformer(nn.Module):
         cosine, sine = rotations(positions, self.size)
         if positions.dim() == 2:  # for all heads
             cosine, sine = cosine[:, None], sine[:, None]
-        x = residual(self.embed_tokens(ids), self.bf16_residual)
+        x = self.embed_tokens(ids).float()  # as in `model.gpt.Transformer`
         for block in self.layers:
             if self.recompute is not None and self.training and cache is None:
                 x = self.recompute(block, x, (cosine, sine), rows)
@@ -340,10 +335,6 @@ class Llama(LanguageModel):
     @property
     def blocks(self) -> nn.ModuleList:
         return self.model.layers
-
-    def use_bf16_residual(self) -> bool:
-        self.model.bf16_residual = True
-        return True
 
     def tie_weights(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

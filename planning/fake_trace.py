@@ -83,8 +83,6 @@ class Shape:
     """`run.sync_each_micro_batch`: FSDP sends in each micro-batch of a step."""
     reduce_dtype: str = "float32"
     """`run.reduce_dtype`, in which processes add up gradients."""
-    residual_dtype: str = "float32"
-    """`run.residual_dtype`, in which blocks add up."""
     fp8: str | None = None
     """torchao's recipe for products in fp8, one of `model.fp8.RECIPES`; `precision` is the rest."""
     context: int = 1
@@ -135,8 +133,6 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
         tune(model, shape.attention)
     elif shape.packed and plans_varlen(config, shape):
         model.use_varlen()
-    if shape.residual_dtype == "bf16":
-        model.use_bf16_residual()
     return model
 
 

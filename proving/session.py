@@ -59,7 +59,7 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     config.run.adapt_threads = False  # the last bits of sums depend on the number of threads
     if task.in_float32:
         config.model.dropout, config.run.tf32 = 0.0, False
-        config.run.residual_dtype = config.run.reduce_dtype = "float32"
+        config.run.reduce_dtype = "float32"
     for key, value in task.changes.items():
         section, _, name = key.partition(".")
         setattr(getattr(config, section), name, value)

@@ -103,7 +103,6 @@ class Result:
                 packed=has_packed_rows(config, bare, state),
                 sync_each=config.run.sync_each_micro_batch,
                 reduce_dtype=config.run.reduce_dtype,
-                residual_dtype=config.run.residual_dtype,
                 fp8=None if bare.fp8 is None else bare.fp8.recipe,
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],

@@ -30,7 +30,6 @@ from model.fp8 import FP8, TENSORWISE
 from model.frozen import keep_frozen
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
-from model.llama import LlamaConfig
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.estimate import MemoryEstimate
@@ -53,7 +52,6 @@ from snapshot.disk.model import layout_for
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from tracked import tracked
-from training.distributed.accelerator import choose_residual_dtype
 from training.evaluation import TOKENS, held_out_loss
 from training.step import make_optimizer
 
@@ -74,14 +72,12 @@ def counted_phases(
     precision: str,
     folder: Path,
     frozen_dtype: str = "float32",
-    residual_dtype: str = "float32",
 ) -> dict[str, int]:
     """The peak of each phase of a real run: an update of two micro-batches, after one that made the
     optimizer's state, an evaluation, a sample and a snapshot."""
     torch.manual_seed(0)
     model = build_model(config)
     keep_frozen(model, frozen_dtype)
-    choose_residual_dtype(model, residual_dtype)
     if precision == FP8:
         model.use_fp8(TENSORWISE, emulated=True)
         precision = "bf16"
@@ -142,26 +138,6 @@ def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpo
     counted = counted_phases(config, 3, precision, tmp_path)
     print(f"{predicted} bytes predicted, {counted} counted")
     assert predicted == pytest.approx(counted, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("family", "checkpointing"),
-    [
-        pytest.param(GPTConfig, False, marks=pytest.mark.slow),
-        pytest.param(GPTConfig, True, marks=pytest.mark.slow),
-        pytest.param(LlamaConfig, False, marks=pytest.mark.slow),
-        pytest.param(LlamaConfig, True, marks=pytest.mark.slow),
-    ],
-)
-def test_the_peak_with_a_bf16_residual_stream_is_predicted(family, checkpointing, tmp_path):
-    config = family(103, 64, 3, 4, 64, activation_checkpointing=checkpointing)
-    shape = Shape("cpu", "bf16", residual_dtype="bf16")
-    predicted = planned_phases(config, 8, shape)
-    counted = counted_phases(config, 8, "bf16", tmp_path, residual_dtype="bf16")
-    print(f"{predicted} bytes predicted, {counted} counted")
-    assert predicted == pytest.approx(counted, rel=0.02)
-    wide = planned_phases(config, 8, replace(shape, residual_dtype="float32"))
-    assert predicted["update"] < 0.97 * wide["update"]
 
 
 @pytest.mark.thorough

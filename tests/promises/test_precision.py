@@ -181,38 +181,6 @@ def test_a_run_changes_to_fp8_and_back_and_says_so(trained, start, tmp_path, bef
 
 
 @pytest.mark.parametrize(
-    ("shape", "changes"),
-    [
-        ("one", {}),
-        pytest.param("DDP-2", {}, marks=pytest.mark.slow),
-        pytest.param("FSDP-2", {}, marks=pytest.mark.slow),
-        pytest.param(
-            "FSDP-2",
-            {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True},
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["one", "DDP-2", "FSDP-2", "FSDP-2, compiled"],
-)
-def test_a_bf16_residual_stream_resumes_and_has_nearly_the_losses_of_float32(
-    trained, start, tmp_path, shape, changes
-):
-    through, run_dir = tmp_path / "through", tmp_path / "run"
-    words = ["run.residual_dtype=bf16", "model.activation_checkpointing=true"]
-    result = start(shape, "bf16", through, *words, **changes)
-    assert result.returncode == 0, result.stderr
-    assert ", bf16, residual stream in bf16" in result.stdout
-    exact = trained("one", "no")
-    assert largest_difference(runs.losses(exact), runs.losses(through)) < 4e-3
-    norms = [[one["grad_norm"] for one in runs.metrics(place)] for place in (exact, through)]
-    assert norms[1] == pytest.approx(norms[0], rel=0.05)
-    copied(through, 10, run_dir)
-    result = start(shape, "bf16", run_dir, *words, **changes)
-    assert result.returncode == 0, result.stderr
-    runs.assert_same_bits(runs.snapshot(through, STEPS), runs.snapshot(run_dir, STEPS))
-
-
-@pytest.mark.parametrize(
     "shape",
     [
         "one",

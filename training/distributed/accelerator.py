@@ -1,8 +1,8 @@
 """The Accelerator of a run: its arguments, how it wraps the model, and its precision.
 
 Precision means the same under DDP and FSDP: weights, sums of gradients, the residual stream and the
-loss are float32, unless `run.residual_dtype` has the stream in bf16, and matrix products have the
-precision of the accelerate config file. fp16 has a loss scaler.
+loss are float32, and matrix products have the precision of the accelerate config file. fp16 has a
+loss scaler.
 """
 
 from __future__ import annotations
@@ -322,29 +322,6 @@ def choose_float32(accelerator: accelerate.Accelerator, run: RunConfig) -> None:
             "whose products have fewer bits. Set mixed_precision: no, or leave it out."
         )
     torch.set_float32_matmul_precision("high")
-
-
-def refuse_bf16_residual(precision: str) -> None:
-    """Raise ConfigError where `run.residual_dtype=bf16` has no products in bf16 to add up."""
-    if precision not in WITH_BF16:
-        raise ConfigError(
-            "run.residual_dtype=bf16 needs mixed_precision: bf16 or fp8, and this run computes in "
-            f"{'float32' if precision == 'no' else precision}. Set it in the accelerate config "
-            "file (on a CPU without bf16 instructions also run.emulate_bf16=true), or leave it out."
-        )
-
-
-def choose_residual_dtype(model: LanguageModel, residual_dtype: str) -> None:
-    """Have the model's blocks add up in `run.residual_dtype`.
-
-    Raises ConfigError if they cannot.
-    """
-    if residual_dtype != "float32" and not model.use_bf16_residual():
-        raise ConfigError(
-            f"run.residual_dtype={residual_dtype} is for models of our own (model.family=gpt2 or "
-            f"llama): the norms of {model.config.family} keep their float32 copies, so it would "
-            "save little. Leave it out."
-        )
 
 
 def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:

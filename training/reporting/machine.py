@@ -77,7 +77,6 @@ def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
         emulated = ", emulated" * (accelerator.device.type == "cpu")
         precision += f" with products in fp8 ({recipe}{emulated})"
     parts = [counted(count, "process"), precision]
-    parts += ["residual stream in bf16"] * (run.residual_dtype == "bf16")
     if accelerator.device.type == "cpu":
         threads = torch.get_num_threads()
         parts.insert(1, f"CPU with {counted(threads, 'thread')}{' each' if count > 1 else ''}")

@@ -34,11 +34,9 @@ from training import shared_matrices
 from training.distributed.accelerator import (
     Accelerator,
     choose_float32,
-    choose_residual_dtype,
     convert_to_fp8,
     is_compiled,
     micro_batch_shape,
-    refuse_bf16_residual,
     refuse_other_blocks,
     refuse_shared_context,
     set_accumulation,
@@ -162,8 +160,6 @@ class Session:
         set_accumulation(accelerator, self.config)
         shared_matrices.refuse_configuration(accelerator, self.config)
         choose_float32(accelerator, self.config.run)
-        if self.config.run.residual_dtype == "bf16":
-            refuse_bf16_residual(accelerator.mixed_precision)
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         if accelerator.num_processes > 1:
@@ -227,7 +223,6 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         refuse_other_blocks(accelerator, model)
         refuse_shared_context(accelerator, model, config.run)
-        choose_residual_dtype(model, config.run.residual_dtype)
         choose_frozen_dtype(config, state, self.pretrained, model)
         shared_matrices.refuse_model(accelerator, model, config)
         convert_to_fp8(model)
