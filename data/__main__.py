@@ -161,7 +161,8 @@ def _sample(listing: Listing, access: Access, tokenizer: Tokenizer | None) -> Sa
     texts: list[str] = []
     for group in _spread(listing.groups):
         found = read_group(listing, group, access, skip_broken=True)
-        access.note_left_out(listing.name, found.left_out)
+        if found.broken:
+            access.note_left_out(listing.name, [found.broken])
         if not found.texts:
             continue
         texts += found.texts[: SHOWN_ROWS - len(texts)]

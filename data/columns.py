@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
-import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +37,6 @@ class TextColumn:
         """The name for messages."""
         return self.name
 
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Columns whose values are texts."""
-        return (self.name,)
-
     def find(self, source: str, columns: Collection[str]) -> list[str]:
         """The columns to read. Raises DataError if the source lacks them."""
         found = self.among(columns)
@@ -69,8 +62,7 @@ class TextColumn:
         if text is not None and not isinstance(text, str):
             raise BadRow(
                 f"data.text_column={self.name} holds {type(text).__name__}, not text: {text!r:.40}",
-                f"Convert it to text{_as_texts(self.name, text)}, remove the row, or name "
-                "another column with data.text_column",
+                "Convert it to text, remove the row, or name another column with data.text_column",
             )
         if not text:
             return ""
@@ -103,10 +95,6 @@ class MessagesColumn(TextColumn):
     @property
     def shown(self) -> str:
         return f"{MESSAGES} or {' and '.join(PAIR)}" if self.name == DEFAULT_COLUMN else self.name
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return PAIR
 
     def among(self, columns: Collection[str]) -> list[str]:
         found = self._turns_among(columns)
@@ -193,11 +181,3 @@ def check_utf8(column: str, text: str) -> None:
         if 0xDC80 <= code <= 0xDCFF:
             raise NotUtf8(f"{column} is not UTF-8: byte 0x{code - 0xDC00:02x}") from error
         raise BadRow(f"{column} is not UTF-8: {error.reason}") from error
-
-
-def _as_texts(column: str, value: Any) -> str:
-    """For a number, the command that converts the numbers of a column to texts."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    command = shlex.quote(f"(.[{json.dumps(column)}] | numbers) |= tostring")
-    return f" (in JSON lines: jq -c {command})"

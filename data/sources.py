@@ -31,7 +31,7 @@ from data.reading.access import Access, stamps_of, unreadable_file
 from data.reading.content import suffixes
 from data.reading.fetch import fetch_url
 from data.reading.formats import TEXT, format_of, mixed_formats
-from data.reading.groups import DataFile, LeftOut
+from data.reading.groups import DataFile
 from data.reading.listing import cannot_be_opened, local_files, looks_like_files, matching_files
 from data.reading.table import Table
 
@@ -193,10 +193,10 @@ def _files(
             from data.reading.text import text_pieces
 
             return text_pieces(tables, say_once)
-        return pieces_of(text for text, _ in _documents(name, tables, say_once))
+        return pieces_of(text for text, _ in _documents(name, tables))
 
     def place(number: int) -> str:
-        documents = _documents(name, tables, lambda line: None)
+        documents = _documents(name, tables)
         found = next(islice(documents, number - 1, None), None)
         return f"conversation {number:,}" if found is None else found[1]()  # they have changed
 
@@ -209,26 +209,21 @@ def _files(
     )
 
 
-def _documents(
-    name: str, tables: list[Table], say: Callable[[str], None]
-) -> Iterator[tuple[str, Callable[[], str]]]:
+def _documents(name: str, tables: list[Table]) -> Iterator[tuple[str, Callable[[], str]]]:
     """Every document of the tables, each with a function that says where it is.
 
-    `say` prints how many rows have no text, if some have none. Raises DataError if they cannot be
-    read, lack the column or have no rows, or if a table has no text.
+    Raises DataError if they cannot be read, lack the column or have no rows, or if a table has no
+    text.
     """
     from data.reading.rows import documents_of
 
-    rows = without_text = 0
+    has_rows = False
     for table in tables:
         for text, group, row in documents_of(table):
-            rows += 1
-            without_text += text == ""
+            has_rows = True
             if text:
                 yield text, partial(table.row_in_words, group, row)
-    if without_text:
-        say(f"warning: data.source={name}: {LeftOut(rows, without_text).in_words}")
-    if not rows:
+    if not has_rows:
         raise BrokenText(f"data.source={name} is empty: it has no rows.")
 
 
@@ -246,12 +241,8 @@ def _digest_of(name: str, file: Path, progress: Progress) -> bytes:
 
 
 def _hub_dataset(name: str, column: TextColumn, cache_dir: Path, progress: Progress) -> Source:
-    from data.reading.hub import hub_pieces
+    from data.reading.hub import downloaded_files
 
     progress.doing(f"loading {name} from the Hub")
-    found = hub_pieces(name, column, cache_dir, progress.say)
-    if isinstance(found, list):
-        return _files(name, found, column, progress, cache_dir)
-    read, version = found
-    digest = hashlib.sha256(f"{name}\0{version}\0{TABLES_FORMAT}\0{column.key}".encode())
-    return Source(name, digest.hexdigest(), read)
+    files = downloaded_files(name, column, cache_dir, progress.say)
+    return _files(name, files, column, progress, cache_dir)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,7 @@ import fsspec
 
 from data.errors import DataError
 from data.printable import redact_urls
-from data.reading.groups import DataFile, LeftOut
+from data.reading.groups import DataFile
 from data.reading.http import HTTP, Changed, HttpFiles, Refused
 from data.reading.waiting import Unanswered, Waiting
 
@@ -37,10 +36,6 @@ class Access:
         """Footers of Parquet files, by URL and version."""
         self.skipped: set[str] = set()
         """Broken rows and groups that have been reported since the process started."""
-        self.left_out: defaultdict[str, LeftOut] = defaultdict(LeftOut)
-        """By source, how many rows were read and how many of them have no text."""
-        self.said: Counter[str] = Counter()
-        """By source, how many had no text at the last report."""
         self.lock = threading.Lock()
 
     def read(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
@@ -92,30 +87,17 @@ class Access:
             raise DataError(f"data.source={name} does not exist. Check the name.") from error
         return answers[0]
 
-    def note_left_out(self, source: str, left_out: LeftOut) -> None:
-        """Report each broken row once, and the rows without text when their count grew tenfold."""
-        for broken in left_out.broken:
-            self._note_broken(source, broken)
-        with self.lock:
-            before = self.left_out[source]
-            now = self.left_out[source] = before + replace(left_out, broken=())
-            is_due = now.without_text >= max(1, 10 * self.said[source])
-            if is_due:
-                self.said[source] = now.without_text
-        if is_due:
-            self._warn(f"data.source={source}: {now.in_words}")
-
-    def _note_broken(self, source: str, broken: str) -> None:
-        with self.lock:
-            if broken in self.skipped:
-                return
-            self.skipped.add(broken)
-            count = len(self.skipped)
-        self._warn(f"data.source={source}: left out: {broken} ({count:,} since the start)")
-
-    def _warn(self, line: str) -> None:
-        if self.say is not None:
-            self.say(f"warning: {line}")
+    def note_left_out(self, source: str, left_out: Sequence[str]) -> None:
+        """Report what cannot be read and why, each entry once."""
+        for broken in left_out:
+            with self.lock:
+                if broken in self.skipped:
+                    continue
+                self.skipped.add(broken)
+                count = len(self.skipped)
+            if self.say is not None:
+                since = f"({count:,} since the start)"
+                self.say(f"warning: data.source={source}: left out: {broken} {since}")
 
     def close(self) -> None:
         """Close the connections and end all waits: a thread that reads gets Stopped."""

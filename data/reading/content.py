@@ -84,7 +84,7 @@ COMPRESSIONS = {
     ".zst": Compression(_open_zstd, rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd -dc"),
 }
 """Keys are file extensions."""
-PACKED_NAMES = (*COMPRESSIONS, ".bz", ".lz4", ".z", ".zip", ".zstd")
+PACKED_NAMES = (*COMPRESSIONS, ".bz", ".zstd")
 """Extensions that are dropped when a file is unpacked."""
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Raised by reading a broken compressed file."""
@@ -92,26 +92,17 @@ HEAD_BYTES = 512
 BLOCK_BYTES = 1 << 16
 UNPACK = "Unpack it first: "
 OTHER_FORMATS = (
-    (0, b"PK\x03\x04", "a ZIP archive", UNPACK + "unzip {file}"),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK + "7z x {file}"),
-    (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK + "unrar x {file}"),
-    (257, b"ustar", "a tar archive", UNPACK + "tar -xf {file}"),
-    (0, b"\x28\xb5\x2f\xfd", "compressed by Zstandard", UNPACK + "zstd -dc {file} > {bare}"),
-    (0, b"\x04\x22\x4d\x18", "compressed by LZ4", UNPACK + "lz4 -dc {file} > {bare}"),
-    (0, b"\x1f\x8b", "compressed by gzip", UNPACK + "gzip -dc < {file} > {bare}"),
-    (0, b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > {bare}"),
-    (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > {bare}"),
-    (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
-    (0, b"PAR1", "a Parquet table", "Rename it to a name that ends in .parquet."),
-    (0, b"ARROW1", "an Arrow table", "Convert it to Parquet first."),
-    (0, b"\xff\xff\xff\xff", "an Arrow stream", "Convert it to Parquet first."),
-    (0, b"version https://git-lfs", "a Git LFS pointer", "Fetch the file itself: git lfs pull"),
-    (0, bytes(HEAD_BYTES), "full of NUL bytes", "Copy it again: it is incomplete."),
+    (b"PK\x03\x04", "a ZIP archive", UNPACK + "unzip {file}"),
+    (b"\x28\xb5\x2f\xfd", "compressed by Zstandard", UNPACK + "zstd -dc {file} > {bare}"),
+    (b"\x1f\x8b", "compressed by gzip", UNPACK + "gzip -dc < {file} > {bare}"),
+    (b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > {bare}"),
+    (b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > {bare}"),
+    (b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
+    (b"PAR1", "a Parquet table", "Rename it to a name that ends in .parquet."),
+    (b"ARROW1", "an Arrow table", "Convert it to Parquet first."),
+    (b"version https://git-lfs", "a Git LFS pointer", "Fetch the file itself: git lfs pull"),
 )
-"""Offset, the bytes there, the format that they indicate, and how to convert it."""
-DOCUMENTS = (".docx", ".epub", ".odt")
-"""Extensions of ZIP archives that hold one text."""
-PANDOC = "Convert it first: pandoc -t plain -o text.txt {file}"
+"""The first bytes, the format that they indicate, and how to convert it."""
 BYTE_ORDER_MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -156,17 +147,21 @@ def refuse_content(file: str, head: bytes) -> None:
 
     The message has the command that converts it, where there is one.
     """
-    for offset, magic, what, remedy in OTHER_FORMATS:
-        if head[offset : offset + len(magic)] == magic:
-            if PurePosixPath(file).suffix.lower() in DOCUMENTS:
-                what, remedy = "a document of an office program", PANDOC
+    for magic, what, remedy in OTHER_FORMATS:
+        if head.startswith(magic):
             remedy = remedy.format(file=shlex.quote(file), bare=shlex.quote(_unpacked(file)))
             raise BrokenText(f"data.source: {file} is {what}, not a text. {remedy}")
-    encoding = _wide_encoding(head)
-    if encoding is not None:
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if head.startswith(mark):
+            raise BrokenText(
+                f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
+                f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
+            )
+    # NUL is a character of UTF-8, but no text has many: a tar archive, UTF-16, a torn copy do.
+    if head.count(0) * 4 > len(head):
         raise BrokenText(
-            f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
-            f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
+            f"data.source: {file} is not a text: its first bytes are NUL for the most part. Unpack "
+            "it if it is an archive, convert it to UTF-8 if it is a text, or copy it again."
         )
 
 
@@ -176,21 +171,6 @@ def _unpacked(file: str) -> str:
     if path.suffix.lower() not in PACKED_NAMES:
         return f"{path.stem}-unpacked{path.suffix or '.txt'}"
     return path.stem if PurePosixPath(path.stem).suffix else f"{path.stem}-unpacked.txt"
-
-
-def _wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, recognised by a byte order mark or the positions of NUL bytes."""
-    for mark, encoding in BYTE_ORDER_MARKS:
-        if head.startswith(mark):
-            return encoding
-    # For each offset modulo 4: are more than half of the bytes NUL?
-    nuls = [head[offset::4].count(0) * 8 > len(head) for offset in range(4)]
-    return {
-        (False, True, False, True): "UTF-16LE",
-        (True, False, True, False): "UTF-16BE",
-        (False, True, True, True): "UTF-32LE",
-        (True, True, True, False): "UTF-32BE",
-    }.get(tuple(nuls))  # type: ignore[arg-type]
 
 
 def iconv(encoding: str, file: str) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from data.errors import BadRow, BrokenText
@@ -19,11 +18,10 @@ from data.reading.groups import Group
 from data.reading.table import MOST_ROW_BYTES, OnBroken, Row, Table
 
 TITLE = "CSV"
-DELIMITERS = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
-"""By extension, the possible delimiters. The first that gives the header the columns wins."""
+DELIMITERS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}
+"""By extension, what separates fields, and its name."""
 HEADER_BYTES = 1 << 16
 """Bytes requested to read a header."""
-NAMES = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 csv.field_size_limit(MOST_ROW_BYTES)  # of the process: the module has no other limit
 
@@ -33,7 +31,8 @@ class Opened(NamedTuple):
 
     header: list[str]
     records: Iterator[list[str]]
-    delimiter: str
+    separators: str
+    """What separates fields, in words."""
 
 
 def groups(table: Table) -> list[Group]:
@@ -43,7 +42,7 @@ def groups(table: Table) -> list[Group]:
 
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
     """The records after the header, without blank lines."""
-    header, records, delimiter = _opened(table)
+    header, records, separators = _opened(table)
     index = -1
     while True:
         try:
@@ -51,7 +50,7 @@ def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
             if not fields:
                 continue
             index += 1
-            yield Row(index, index + 1, _row(header, fields, delimiter))
+            yield Row(index, index + 1, _row(header, fields, separators))
         except StopIteration:
             return
         except csv.Error as error:
@@ -73,42 +72,25 @@ def _opened(table: Table, ahead: int | None = None) -> Opened:
     # `csv` requires newline="". Bytes that are not UTF-8 are an error only in the columns that are
     # read, so they are kept here and checked there.
     lines = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline="")
-    beginning: list[str] = []
-    delimiters = DELIMITERS[suffixes(table.file.name)[0]]
+    delimiter, separators = DELIMITERS[suffixes(table.file.name)[0]]
+    records = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
-        headers = {delimiters[0]: _header(_recorded(lines, beginning), delimiters[0])}
-        headers |= {one: _header(iter(beginning), one) for one in delimiters[1:]}
-        is_there = (one for one in delimiters if table.column.among(headers[one]))
-        delimiter = next(is_there, delimiters[0])
-        records = csv.reader(chain(beginning, lines), delimiter=delimiter, strict=True)
-        next((fields for fields in records if fields), None)
+        header = next((fields for fields in records if fields), [])
     except csv.Error as error:
         raise BrokenText(
             f"data.source={table.source}: the header of {table.file.name} cannot be read: {error}."
         ) from error
-    header = headers[delimiter]
     for name in table.column.find(table.where, header) if header else ():
         if header.count(name) > 1:
             raise table.twice(name)
-    return Opened(header, records, delimiter)
+    return Opened(header, records, separators)
 
 
-def _recorded(lines: Iterable[str], into: list[str]) -> Iterator[str]:
-    for line in lines:
-        into.append(line)
-        yield line
-
-
-def _header(lines: Iterator[str], delimiter: str) -> list[str]:
-    """The first record that is not blank; empty if there is none."""
-    return next((fields for fields in csv.reader(lines, delimiter=delimiter) if fields), [])
-
-
-def _row(header: list[str], fields: list[str], delimiter: str) -> dict[str, str]:
+def _row(header: list[str], fields: list[str], separators: str) -> dict[str, str]:
     """A row, which may have fewer fields than the header. Raises BadRow for one with more."""
     if len(fields) > len(header):
         raise BadRow(
             f"it has {len(fields):,} fields, and the header {len(header):,}",
-            f"Quote a field that has {NAMES[delimiter]} in it, or name every column in the header",
+            f"Quote a field that has {separators} in it, or name every column in the header",
         )
     return dict(zip(header, fields, strict=False))

@@ -94,33 +94,6 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """The rows that are not trained on."""
-
-    rows: int = 0
-    """Number of rows that were read, without broken ones."""
-    without_text: int = 0
-    """Number of these rows without text."""
-    broken: tuple[str, ...] = ()
-    """What cannot be read and why, one entry each."""
-
-    @property
-    def in_words(self) -> str:
-        """How many rows have no text."""
-        return (
-            f"{self.without_text:,} of the {self.rows:,} rows that were read have no text, "
-            "and are left out."
-        )
-
-    def __add__(self, other: LeftOut) -> LeftOut:
-        return LeftOut(
-            self.rows + other.rows,
-            self.without_text + other.without_text,
-            self.broken + other.broken,
-        )
-
-
-@dataclass(frozen=True)
 class GroupText:
     """The rows of one group, read."""
 
@@ -128,16 +101,8 @@ class GroupText:
     """The text of every row that has one, each ending with a newline."""
     rows: list[int]
     """Row numbers, counted from 0 in the group, without null and empty rows."""
-    without_text: int = 0
-    """Number of rows without text."""
     broken: str = ""
     """What was left out of the group and why; empty if nothing was."""
-
-    @property
-    def left_out(self) -> LeftOut:
-        """The rows of the group that are not trained on."""
-        broken = (self.broken,) if self.broken else ()
-        return LeftOut(len(self.rows) + self.without_text, self.without_text, broken)
 
 
 def names_in_folder(paths: Sequence[str]) -> list[str]:

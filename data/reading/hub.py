@@ -3,8 +3,7 @@
 A stream reads the files of one commit in ranges. They are listed with the connections, timeouts and
 retries of all other reads; requests of the Hub's client have no timeout.
 
-The files of a prepared text are downloaded and cached by `datasets`, whose builders also read the
-data sets that have no plain files.
+The files of a prepared text are downloaded and cached by `datasets`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import errno
 import hashlib
 import json
 import re
-import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -29,9 +27,7 @@ from datasets import (
     DatasetBuilder,
     DownloadConfig,
     DownloadManager,
-    IterableDataset,
 )
-from datasets.exceptions import DatasetGenerationError
 from datasets.packaged_modules.cache.cache import Cache
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.json.json import Json
@@ -40,15 +36,12 @@ from datasets.packaged_modules.text.text import Text
 from fsspec.utils import glob_translate
 
 from data.columns import TextColumn
-from data.errors import BadRow, DataError, TextUnreachable
-from data.pieces import Piece, pieces_of
+from data.errors import DataError, TextUnreachable
 from data.reading.access import Access, local_file
 from data.reading.content import suffixes
-from data.reading.csv import DELIMITERS
 from data.reading.formats import format_of, is_table
 from data.reading.groups import TRAIN, DataFile, names_in_folder
 from data.reading.http import LOG_IN, OID, check_transient
-from data.reading.parquet import Restore, restorer
 from data.reading.table import reason_of
 from data.reading.waiting import is_transient
 from data.shared_files import NO_LOCKS, digest_of, keep, kept, temporary_name
@@ -181,118 +174,58 @@ def _paths_of_split(access: Access, source: str, name: str, commit: str, split: 
             f"{', '.join(map(str, files))}. "
             + (remedy if split == TRAIN else "Set data.held_out_split to one of them, or to null.")
         )
-    if options := _options_of(builder, DELIMITERS[".csv"]):
-        raise DataError(
-            f"data.source={source} cannot be streamed: its card reads the files with "
-            f"{', '.join(options)}, which a stream does not. Set data.streaming=false, or stream "
-            "a copy that needs no options."
-        )
+    if options := _options_of(builder):
+        raise _needs_a_copy(name, f"its card reads the files with {', '.join(options)}")
     prefix = f"hf://datasets/{name}@{commit}/"
     return [str(url).removeprefix(prefix) for url in files[split]]
 
 
-def hub_pieces(
+def downloaded_files(
     name: str, column: TextColumn, cache_dir: Path, say: Callable[[str], None]
-) -> list[DataFile] | tuple[Callable[[], Iterator[Piece]], str]:
-    """The split `train` of a data set on the Hub, downloaded to the cache of `datasets`.
+) -> list[DataFile]:
+    """The texts or tables of the split `train` of a data set, in the cache of `datasets`.
 
-    Its files, if they are texts or tables that need no options; for any other its rows, as
-    `datasets` reads them, and the version that was downloaded. If the Hub cannot be reached, an
-    earlier download is used; `cache_dir` records the files of it.
-
-    Raises DataError if the data set cannot be loaded.
+    If the Hub cannot be reached, those of an earlier download, which `cache_dir` records. Raises
+    DataError if the data set cannot be loaded, or has no such files.
     """
     digest = hashlib.sha256(f"{name}\0{column.key}".encode()).hexdigest()[:16]
     record = cache_dir / "hub" / f"{digest}.json"
     try:
-        builder = _builder(name, column)
-        if isinstance(builder, Cache) and (files := _recorded_files(name, record)):
-            return files
-        if isinstance(builder, Text):
-            return _record_files(record, _texts_of(builder, name, column))
-        if tables := _tables_of(builder, name):
-            return _record_files(record, tables)
-        with warnings.catch_warnings():
-            # With `index_col` pandas drops a field too many, with a ParserWarning.
-            warnings.filterwarnings("error", "Length of header or names does not match")
-            builder.download_and_prepare()
-        rows = builder.as_dataset(split="train").to_iterable_dataset()
+        builder = datasets.load_dataset_builder(name)
+        if isinstance(builder, Cache):  # rows that `datasets` has cached, not the texts of files
+            raise ConnectionError("the Hub cannot be reached")
+        splits = builder.config.data_files or {}
+        if splits and "train" not in splits:
+            raise ValueError(f"it has the splits {', '.join(map(str, splits))}")
+        is_text = isinstance(builder, Text)
+        files = _texts_of(builder, name, column) if is_text else _tables_of(builder, name)
+        return _record_files(record, files)
     except DataError:
         raise
     except Exception as error:  # many unrelated types: of the Hub, the network, the builder
         reason = reason_of(error)
-        if isinstance(error, DatasetGenerationError) and isinstance(error.__cause__, Exception):
-            raise _kind_of(error.__cause__)(
-                f"data.source={name} is not read by `datasets`: {reason_of(error.__cause__)}. "
-                "Correct its files, or convert them to JSON lines, and give their path."
-            ) from error
         if isinstance(error, OSError) and error.errno in CACHE_ERRORS:
             raise DataError(
                 f"data.source={name} cannot be cached in {datasets.config.HF_DATASETS_CACHE}: "
                 f"{reason}. Name a folder on another disk in HF_DATASETS_CACHE."
             ) from error
-        if files := _recorded_files(name, record):
+        if found := _recorded_files(name, record):
             say(f"warning: {name} is read from an earlier download: {reason}")
-            return files
+            return found
         raise _kind_of(error)(
             f"data.source={name} is neither a file here nor a data set whose split 'train' could "
             f"be loaded from the Hub: {reason}. For a private one log in with `hf auth "
             "login`, or set HF_TOKEN."
         ) from error
-    found = column.find(name, rows.column_names or list(next(iter(rows), {})))
-    restores = _restores(rows, found)
-    rows = rows.select_columns(found)
-    return partial(_row_pieces, name, rows, restores, column), str(builder.cache_dir)
 
 
-def _restores(rows: IterableDataset, columns: list[str]) -> dict[str, Restore]:
-    """By column, what restores its nested values. `datasets` has already decoded their JSON."""
-    schema = rows.features.arrow_schema
-    found = {name: restorer(schema.field(name).type, lambda value: value) for name in columns}
-    return {name: restore for name, restore in found.items() if restore is not None}
-
-
-def _row_pieces(
-    name: str, rows: IterableDataset, restores: dict[str, Restore], column: TextColumn
-) -> Iterator[Piece]:
-    """The documents of rows that `datasets` has read. Raises DataError for a broken row."""
-
-    def documents() -> Iterator[str]:
-        for number, row in enumerate(rows, start=1):
-            try:
-                restored = {key: restore(row[key]) for key, restore in restores.items()}
-                if document := column.document({**row, **restored}):
-                    yield document
-            except BadRow as error:
-                raise DataError(
-                    f"data.source={name}: row {number:,} cannot be read: {error}. {error.remedy}."
-                ) from error
-
-    return pieces_of(documents())
-
-
-def _builder(name: str, column: TextColumn) -> DatasetBuilder:
-    """The builder of a data set, or of its cached rows if the Hub cannot be reached."""
-    # By default pandas drops texts such as "NA" and turns "007" into 7.
-    options = {"keep_default_na": False, "converters": dict.fromkeys(column.texts, str)}
-    # In rows with a field too many, it makes the first one an index, and shifts the others.
-    options["index_col"] = False
-    try:
-        builder = datasets.load_dataset_builder(name)
-    except Exception:
-        with suppress(Exception):  # the builder above does not find what was read with options
-            return _cached(name, options)
-        raise
-    if isinstance(builder, Csv) and not _tables_are_plain(builder):
-        return datasets.load_dataset_builder(name, **options)
-    if isinstance(builder, Cache) and builder.info.builder_name in ("json", "csv", "text"):
-        raise ConnectionError("the cached rows of datasets are not the texts of its files")
-    return builder
-
-
-def _cached(name: str, options: dict[str, Any]) -> DatasetBuilder:
-    dataset_name = name.rpartition("/")[2]
-    return Cache(repo_id=name, dataset_name=dataset_name, version="auto", hash="auto", **options)
+def _needs_a_copy(name: str, reason: str) -> DataError:
+    """The error for a data set whose files are not read as they are."""
+    return DataError(
+        f"data.source={name} is not read: {reason}. Stream the copy that the Hub converts to "
+        f"Parquet: data.streaming=true data.source=hf://datasets/{name}@refs/convert/parquet/"
+        "default/train/*.parquet"
+    )
 
 
 def _record_files(record: Path, files: list[DataFile]) -> list[DataFile]:
@@ -321,8 +254,6 @@ def _texts_of(builder: Text, name: str, column: TextColumn) -> list[DataFile]:
             f"data.source={name} has text in {config.encoding}; only UTF-8 is read. "
             "Download it, convert it and give its path."
         )
-    if "train" not in config.data_files:
-        raise ValueError(f"it has the splits {', '.join(map(str, config.data_files))}")
     downloads = _downloads(builder)
     extracted = downloads.download_and_extract(config.data_files["train"])
     paths = [str(file) for file in downloads.iter_files(extracted)]
@@ -330,42 +261,32 @@ def _texts_of(builder: Text, name: str, column: TextColumn) -> list[DataFile]:
 
 
 def _tables_of(builder: DatasetBuilder, name: str) -> list[DataFile]:
-    """The tables of the `train` split, downloaded; empty if only the builder can read them."""
-    if not _tables_are_plain(builder):
-        return []
-    urls = [str(url) for url in builder.config.data_files["train"]]
+    """The tables of the `train` split, downloaded. Raises DataError if it has no plain ones."""
+    if options := _options_of(builder):
+        raise _needs_a_copy(name, f"its card reads the files with {', '.join(options)}")
+    urls = [str(url) for url in (builder.config.data_files or {}).get("train", ())]
+    kinds = {format_of(url) if is_table(url) else None for url in urls}
+    if not isinstance(builder, (Csv, Json, Parquet)) or None in kinds or len(kinds) != 1:
+        raise _needs_a_copy(name, "its split 'train' has no texts and no tables of one format")
     paths = _downloads(builder).download(urls)
     named = zip(paths, names_in_folder(urls), strict=True)
     return [local_file(name, Path(str(path)), file) for path, file in named]
 
 
-def _tables_are_plain(builder: DatasetBuilder) -> bool:
-    """Whether the `train` split has tables of one format that need no options."""
-    files = (builder.config.data_files or {}).get("train", ())
-    has_tables = all(is_table(str(url)) for url in files)
-    if not isinstance(builder, (Csv, Json, Parquet)) or not has_tables:
-        return False
-    return len({format_of(str(url)) for url in files}) == 1 and not _options_of(builder)
-
-
-def _options_of(builder: DatasetBuilder, of_csv: Collection[str] = ()) -> list[str]:
-    """What a card says of how to read its tables: `comment='#'`.
-
-    A usual separator is left out: of CSV those in `of_csv`, of TSV the tab.
-    """
+def _options_of(builder: DatasetBuilder) -> list[str]:
+    """What a card says of how to read its tables: `comment='#'`. A tab separates TSV anyway."""
     if not isinstance(builder, (Csv, Json, Parquet)):
         return []
     config, usual = builder.config, type(builder.config)()
     files = (config.data_files or {}).get("train", ())
-    if all(suffixes(str(url))[0] == ".tsv" for url in files):
-        of_csv = DELIMITERS[".tsv"]
+    is_tsv = all(suffixes(str(url))[0] == ".tsv" for url in files)
     general = {field.name for field in fields(BuilderConfig)} | {"features"}
     return [
         f"{field.name}={value!r}"
         for field in fields(config)
         if (value := getattr(config, field.name)) != getattr(usual, field.name)
         and field.name not in general
-        and not (field.name in ("sep", "delimiter") and value in of_csv)
+        and not (is_tsv and field.name in ("sep", "delimiter") and value == "\t")
     ]
 
 

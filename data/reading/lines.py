@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -33,8 +32,6 @@ CUT_TOKEN = 64
 HEAD_BYTES = 1 << 10
 MOST_COLUMNS = 1000
 """How many column names are collected for an error."""
-MOST_ADVISED_BYTES = 64 << 20
-"""Larger files are not searched for the list that their rows may be in."""
 REMEDY = "Each row must be an object on a line of its own, or all rows one array of objects"
 Parsed = tuple[int, int, Any, str]
 """Index and number of a row, its value, and its JSON."""
@@ -54,17 +51,11 @@ def groups(table: Table) -> list[Group]:
 
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
     """The rows of a group. A line that is not a row is reported and skipped."""
-
-    def report(number: int, error: BadRow) -> None:
-        if number == 1 and group.begin == 0:
-            error.remedy = _advice(table) or error.remedy
-        on_broken(number, error)
-
-    for index, number, value, text in _parsed(table, group, report):
+    for index, number, value, text in _parsed(table, group, on_broken):
         try:
             yield Row(index, number, _row(value, text, table.column))
         except BadRow as error:
-            report(number, error)
+            on_broken(number, error)
 
 
 def columns(table: Table) -> dict[str, str]:
@@ -90,9 +81,7 @@ class ColumnsSeen:
     def check(self) -> None:
         """Raise DataError if there were rows and none had the column."""
         if self.names and not self.has_column:
-            error = self.table.column.missing(self.table.where, self.names)
-            advice = _advice(self.table)
-            raise DataError(f"{error} {advice}.") if advice else error
+            raise self.table.column.missing(self.table.where, self.names)
 
 
 def check_text(table: Table) -> None:
@@ -125,8 +114,6 @@ def _first_rows(table: Table) -> Iterator[Mapping[str, Any]]:
     number = size = 0
 
     def refuse(number: int, error: BadRow) -> None:
-        if number == 1:
-            error.remedy = _advice(table) or error.remedy
         raise table.broken_row(begin, number, error) from error
 
     try:
@@ -197,29 +184,6 @@ def _times(text: str, name: str) -> int:
     """Number of occurrences of a key in an object."""
     pairs = json.loads(text, object_pairs_hook=list)
     return sum(key == name for key, _ in pairs)
-
-
-def _advice(table: Table) -> str:
-    """The remedy for a file that is one object with lists, such as GeoJSON; else empty."""
-    if table.file.size > MOST_ADVISED_BYTES:
-        return ""
-    try:
-        whole = json.loads(table.open()[0].read(MOST_ADVISED_BYTES))
-    except (*UNREADABLE, RecursionError):
-        return ""
-    values = whole.items() if isinstance(whole, dict) else ()
-    names = [
-        name
-        for name, value in values
-        if isinstance(value, list) and value and isinstance(value[0], dict)
-    ]
-    if not names:
-        return ""
-    rows = shlex.quote(f".[{json.dumps(names[0])}][]")
-    return (
-        f"The file is one object, whose rows seem to be in {names[0]}: "
-        f"jq -c {rows} {shlex.quote(table.file.name)} > rows.jsonl"
-    )
 
 
 def _plain_lines(table: Table, group: Group) -> Iterator[bytes]:

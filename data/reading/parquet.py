@@ -195,20 +195,20 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def restorer(kind: pa.DataType, decode: Restore = json.loads) -> Restore | None:
+def restorer(kind: pa.DataType) -> Restore | None:
     """What restores nested values as they were before all rows of a column got one type.
 
     Where the calls of two tools have other arguments, each has those of the other as null: null
-    fields of structs are dropped, and JSON is decoded by `decode`. None for a type whose values
-    are right as they are.
+    fields of structs are dropped, and JSON is decoded. None for a type whose values are right as
+    they are.
     """
     if getattr(kind, "extension_name", None) == JSON:
-        return _unless_null(decode)
+        return _unless_null(json.loads)
     if pa.types.is_struct(kind):
-        fields = {field.name: restorer(field.type, decode) for field in kind}
+        fields = {field.name: restorer(field.type) for field in kind}
         return _unless_null(lambda value: _present(value, fields))
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if is_list and (entries := restorer(kind.value_type, decode)) is not None:
+    if is_list and (entries := restorer(kind.value_type)) is not None:
         return _unless_null(lambda value: [entries(entry) for entry in value])
     return None
 

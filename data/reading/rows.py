@@ -100,22 +100,21 @@ def _read(table: Table, group: Group, on_broken: OnBroken) -> GroupText:
     """Read a group. Raises BrokenText if the rest of it cannot be decoded."""
     texts: list[str] = []
     rows: list[int] = []
-    size = without_text = 0
+    size, has_rows = 0, False
     for row in rows_of(table, group, on_broken):
         text = _document(table, row, on_broken)
         if text is None:
             continue
+        has_rows = True
         if text:
             size += len(text)  # at least as many bytes
             if size > MOST_GROUP_BYTES:
                 raise table.too_large(group)
             texts.append(text)
             rows.append(row.place)
-        else:
-            without_text += 1
-    if without_text and not texts and table.is_whole(group):
+    if has_rows and not texts and table.is_whole(group):
         raise table.no_text()
-    return GroupText(texts, rows, without_text)
+    return GroupText(texts, rows)
 
 
 def rows_of(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:

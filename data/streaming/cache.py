@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.reading.groups import LeftOut
 from data.round_trip import RoundTrip
 from data.shared_files import NO_LOCKS, acquire, file_lock, remove_abandoned, temporary_name
 from data.token_file import TokenFile, TokenRows, write_tokens
@@ -49,8 +48,8 @@ class EncodedRows:
     ends: NDArray[np.int64]
     """The token after each row."""
     text_bytes: int
-    left_out: LeftOut = field(default_factory=LeftOut)
-    """What of the rows of the window is not among them."""
+    left_out: tuple[str, ...] = ()
+    """What of the window cannot be read and why, one entry each."""
     trip: RoundTrip = field(default_factory=RoundTrip)
     """What of their text the tokens do not hold."""
 
@@ -75,7 +74,7 @@ class EncodedRows:
 
     @cached_property
     def _facts(self) -> bytes:
-        return json.dumps([self.text_bytes, astuple(self.left_out), astuple(self.trip)]).encode()
+        return json.dumps([self.text_bytes, self.left_out, astuple(self.trip)]).encode()
 
     @cached_property
     def _digest(self) -> bytes:
@@ -103,8 +102,7 @@ class HeldFile:
         digest = _digest_of(facts, self.ends, self.tokens.pieces())
         if self.tokens.dtype != dtype or digest != found.get(DIGEST):
             raise ValueError(f"{path} does not match its hash")
-        self.text_bytes, (rows_read, without_text, broken), trip = json.loads(facts)
-        self.left_out = LeftOut(rows_read, without_text, tuple(broken))
+        self.text_bytes, self.left_out, trip = json.loads(facts)
         self.trip = RoundTrip(*trip)
         os.utime(path)  # the cache removes what was not used for longest
 

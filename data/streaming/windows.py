@@ -21,7 +21,7 @@ from data.encode import encoded, in_order
 from data.errors import TextLost, cache_error
 from data.order import GROUPS, HELD_OUT, ROWS, mixed, permuted, random_words
 from data.pieces import pieces_of, utf8_bytes
-from data.reading.groups import Group, GroupText, LeftOut, Listing
+from data.reading.groups import Group, GroupText, Listing
 from data.round_trip import RoundTrip
 from data.streaming.cache import EncodedRows, HeldFile, TokenCache
 from data.token_file import NO_NUMBERS, TokenRows, joined
@@ -30,7 +30,7 @@ from data.tokenizer import Tokenizer
 FORMAT = 1
 """Version in a text's fingerprint. Increase it when the rows of a data set or their order change.
 """
-CACHE_FORMAT = 6
+CACHE_FORMAT = 7
 """Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
@@ -80,8 +80,8 @@ class StreamReading:
     """How many encode characters; subwords are encoded on all cores, about so many."""
     turn: tuple[int, int] = (0, 1)
     """The number of this process on its machine, and how many share the work there."""
-    left_out: Callable[[str, LeftOut], None] | None = None
-    """Called with a data set's name and what of it is left out, when a window is opened."""
+    left_out: Callable[[str, Sequence[str]], None] | None = None
+    """Called with a data set's name and what of it cannot be read, when a window is opened."""
     say: Callable[[str], None] | None = None
     """Receives progress lines."""
 
@@ -135,7 +135,7 @@ class StreamSource:
 
     def encode(self, epoch: int, window: int) -> EncodedRows:
         """Read a window, and encode its rows in their order. Raises DataError as reading does."""
-        left_out: list[LeftOut] = []
+        left_out: list[str] = []
         texts = self._texts(self.windows(epoch)[window], left_out, held_out=False)
         keys = random_words(ROWS, self.definition.seed, self.number, epoch, window)
         order = permuted(np.arange(len(texts)), len(texts), keys)
@@ -158,7 +158,7 @@ class StreamSource:
 
     def _held_out(self, enough_bytes: int) -> EncodedRows:
         texts: list[str] = []
-        left_out: list[LeftOut] = []
+        left_out: list[str] = []
         left = enough_bytes
         groups = self._groups_with_held_out_rows()
         while left > 0 and (chosen := self._enough(groups, left)):
@@ -191,19 +191,19 @@ class StreamSource:
         keys = random_words(GROUPS, self.definition.seed, self.number, epoch, 0)
         return epoch_windows(self.listing, keys, self.definition.window_bytes)
 
-    def _texts(self, groups: Iterable[int], left_out: list[LeftOut], held_out: bool) -> list[str]:
+    def _texts(self, groups: Iterable[int], left_out: list[str], held_out: bool) -> list[str]:
         """The rows of groups that are held out, or those that are not; `left_out` is added to."""
         chosen = [self.listing.groups[group] for group in groups]
         texts: list[str] = []
         read, share = partial(self._reading.read, self.listing), self.held_out_share
         for group, found in zip(chosen, in_order(read, chosen, READS_AT_ONCE), strict=True):
-            left_out.append(found.left_out)
+            left_out += [found.broken] if found.broken else []
             rows = np.array(found.rows, dtype=np.int64)
             mask = held_out_rows(self.listing, group, rows, share, self.held_out_groups)
             texts += [found.texts[row] for row in np.flatnonzero(mask == held_out).tolist()]
         return texts
 
-    def _encoded(self, texts: Sequence[str], left_out: Sequence[LeftOut]) -> EncodedRows:
+    def _encoded(self, texts: Sequence[str], left_out: Sequence[str]) -> EncodedRows:
         tokenizer, threads = self.definition.tokenizer, self._reading.threads
         parts = list(encoded(pieces_of(texts), tokenizer, sys.maxsize, threads))
         rows = joined([TokenRows(np.zeros(0, dtype=tokenizer.dtype), NO_NUMBERS), *parts])
@@ -211,7 +211,7 @@ class StreamSource:
             rows.tokens,
             rows.ends,
             text_bytes=sum(part.text_bytes for part in parts),
-            left_out=sum(left_out, LeftOut()),
+            left_out=tuple(left_out),
             trip=sum((part.trip for part in parts), RoundTrip()),
         )
 

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tarfile
 import zipfile
 
 import pyarrow as pa
@@ -30,26 +29,10 @@ def zstd(content):
     return pa.compress(content, "zstd", asbytes=True)
 
 
-def archived(kind, name, content, folder):
-    """A file with another file's content in it, under a name that hides what it is."""
-    (folder / "made").mkdir()
-    inner = folder / "made" / name
-    inner.write_text(content)
-    path = folder / f"archive.{kind}"
-    if kind == "zip":
-        with zipfile.ZipFile(path, "w") as opened:
-            opened.write(inner, "inside.txt")
-    else:
-        with tarfile.open(path, "w") as opened:
-            opened.add(inner, "inside.txt")
-    shutil.rmtree(folder / "made")
-    return path.rename(folder / "packed.txt").read_bytes()
-
-
 ENCODED = {
     **{
         f"{encoding} in {name}": (name, content.encode(encoding), content)
-        for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "cp1252")
+        for encoding in ("utf-16", "utf-32", "cp1252")
         for name, content in (("a.txt", TEXT), ("a b.csv", TABLE))
     },
     "packed UTF-16": ("a.csv.gz", gzip.compress(TABLE.encode("utf-16")), TABLE),
@@ -89,9 +72,9 @@ def test_the_command_that_converts_a_file_makes_a_readable_one(tmp_path, case):
         assert texts_of(reader, made, tmp_path / "cache") == read
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_the_command_that_unpacks_an_archive_makes_a_file(tmp_path, kind):
-    archived(kind, "inside.txt", TEXT, tmp_path)
+def test_the_command_that_unpacks_an_archive_makes_a_file(tmp_path):
+    with zipfile.ZipFile(tmp_path / "packed.txt", "w") as opened:
+        opened.writestr("inside.txt", TEXT)
     said = complaint("prepared", tmp_path / "packed.txt", tmp_path / "cache")
     command = said.partition("Unpack it first: ")[2]
     if shutil.which(shlex.split(command)[0]) is None:

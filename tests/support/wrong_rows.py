@@ -62,7 +62,11 @@ LATIN = "text,n\na,1\nb,2\ncafé,3\n".encode("latin-1")
 
 
 WRONG = {
-    "a number": ("a.jsonl", lines(A, A, {"text": 3}), "row 3 of a.jsonl .* int, not text: 3.* jq"),
+    "a number": (
+        "a.jsonl",
+        lines(A, A, {"text": 3}),
+        r"row 3 of a.jsonl .* int, not text: 3\. Convert it to text, remove the row",
+    ),
     "a number in an array": (
         "a.json",
         json.dumps([A, {"text": 1.5}]).encode(),
@@ -78,12 +82,12 @@ WRONG = {
     "GeoJSON": (
         "a.json",
         json.dumps({"type": "FeatureCollection", "features": [{"properties": A}]}).encode(),
-        r"rows seem to be in features: jq -c '\.\[\"features\"\]\[\]' a\.json > rows\.jsonl",
+        "text is not a column of .*a.json. Its columns: type, features",
     ),
     "GeoJSON of several lines": (
         "a.json",
         json.dumps({"features": [A]}, indent=1).encode(),
-        "row 1 of a.json .* not JSON .*rows seem to be in features",
+        "row 1 of a.json .* not JSON .*Each row must be an object on a line of its own",
     ),
     "more fields than the header": (
         "a.csv",
@@ -94,6 +98,7 @@ WRONG = {
     "a quote that never ends": ("a.csv", b'text,n\na,1\n"b,2\n', "row 2 of a.csv .* quotes"),
     "Latin-1": ("a.csv", LATIN, r"row 3 of a.csv .* byte 0xe9\. Convert .* CP1252 .* > utf8\.csv"),
     "UTF-16": ("a.csv", "text\na\n".encode("utf-16"), r"UTF-16\. .* iconv -f UTF-16 .* utf8\.csv"),
+    "semicolons": ("a.csv", b"n;text\n1;a\n", r"text is not a column .* Its columns: n;text\."),
     "no such column": ("a.csv", b"txt,n\na,1\n", r"Its columns: txt, n\. Did you mean txt\?"),
     "very many columns": (
         "a.jsonl",

@@ -379,7 +379,7 @@ def corpus_that_skips(folder: Path, file: Path, said: list[str], skip: bool = Tr
         held_out_bytes=10**6,
         cache_dir=folder,
         skip_broken=skip,
-        left_out=lambda source, left_out: said.extend(left_out.broken),
+        left_out=lambda source, left_out: said.extend(left_out),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows without text are counted and reported, and a file that has none is refused."""
+"""A file without a text in any row is refused."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def write_parquet(path, values):
     parquet.write_table(table, path, row_group_size=4)
 
 
-def prepare(source: str, folder: Path, lines: list[str]):
-    settings = {"val_fraction": 0.1, "block_size": 4, "cache_dir": folder, "say": lines.append}
+def prepare(source: str, folder: Path):
+    settings = {"val_fraction": 0.1, "block_size": 4, "cache_dir": folder}
     return prepare_corpus(source, text_column="text", **settings)
 
 
-def stream(source: str, folder: Path, lines: list[str]):
-    with closing(Access(folder, lines.append)) as access:
+def stream(source: str, folder: Path):
+    with closing(Access(folder)) as access:
         corpus = streams.stream_of(
             [list_source(source, "text", access)],
             [1],
@@ -53,36 +53,12 @@ def stream(source: str, folder: Path, lines: list[str]):
             cache_bytes=10**6,
             held_out_bytes=10**6,
             cache_dir=folder,
-            left_out=access.note_left_out,
         )
         corpus.train.sources[0].hold(0, 0)
     return corpus
 
 
 WAYS = {"prepared": prepare, "streamed": stream}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
-def test_rows_without_text_are_counted_and_reported_once(tmp_path, way, kind):
-    """10 of 20 in each of two files; null, empty or without the column."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for name in "ab":
-        path = folder / f"{name}.{kind}"
-        if kind == "jsonl":
-            path.write_bytes(lines(ROWS) + lines([None, ""]) + lines(ROWS[:8], "body"))
-        elif kind == "parquet":
-            write_parquet(path, [*ROWS, *[None, ""] * 5])
-        else:
-            path.write_text("id,text\n" + "".join(f"1,{row}\n" for row in [*ROWS, *[""] * 10]))
-    said: list[str] = []
-    source = f"{folder}/*.{kind}"
-    WAYS[way](source, tmp_path / "cache", said)
-    assert [line for line in said if "no text" in line] == [
-        f"warning: data.source={source}: 20 of the 40 rows that were read have no text, "
-        "and are left out."
-    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -106,7 +82,7 @@ def test_a_file_that_has_no_text_is_refused(tmp_path, way, kind):
         (folder / name).write_bytes(content)
     reason = "is not a column" if kind == "column" else r"no row of .*b\.\S+ has a text in text"
     with pytest.raises(DataError, match=rf"(?s)(?=.*b\.).*{reason}"):
-        WAYS[way](f"{folder}/*", tmp_path / "cache", [])
+        WAYS[way](f"{folder}/*", tmp_path / "cache")
 
 
 def noted(call, calls: list[int]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import gc
 import gzip
 import hashlib
 import json
@@ -12,6 +11,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from data.columns import TextColumn
@@ -118,25 +118,31 @@ def test_json_of_the_hub_is_read_from_its_files(hub_dataset, repository):
         text_of(hub_dataset(folder, "n"))
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
-def test_a_table_with_options_is_read_by_datasets(hub_dataset, repository):
-    card = "---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n  sep: '|'\n---\n"
-    folder = repository(train_csv="n|text\n1|NA\n2|007\n", README_md=card)
-
-    assert text_of(hub_dataset(folder, "text")) == "NA\n007\n"
-    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
+COPY = r"data\.streaming=true data\.source=hf://datasets/\S+@refs/convert/parquet/default/train/"
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
-@pytest.mark.parametrize("rows", ["hello|1|x\nyou|2|y\n", "hello|1\nyou|2|y\n", "a|1|\nb|2|\n"])
-def test_a_field_too_many_moves_no_text(hub_dataset, repository, rows):
-    """pandas would make the first column an index, and read the second as the first."""
-    card = "---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n  sep: '|'\n---\n"
-    folder = repository(train_csv=f"text|l\n{rows}", README_md=card)
+def test_a_table_with_options_is_refused_with_the_name_of_its_copy(hub_dataset, repository):
+    card = "---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n  sep: ';'\n---\n"
+    folder = repository(train_csv="n;text\n1;NA\n2;007\n", README_md=card)
 
-    with pytest.raises(DataError, match=r"is not read by `datasets`: .*(Length|Expected 2)"):
-        text_of(hub_dataset(folder, "text"))
-    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
+    with pytest.raises(DataError, match=r"its card reads the files with sep=';'.*" + COPY):
+        hub_dataset(folder, "text")
+
+
+def test_a_data_set_without_plain_files_is_refused_with_the_name_of_its_copy(
+    hub_dataset, repository
+):
+    table, folder = pa.table({"text": ["a", "b"]}), repository()
+    with pa.ipc.new_stream(f"{folder}/train.arrow", table.schema) as writer:
+        writer.write_table(table)
+
+    with pytest.raises(DataError, match=r"no texts and no tables of one format.*" + COPY):
+        hub_dataset(folder, "text")
+
+
+def test_a_table_without_a_split_train_is_refused(hub_dataset, repository):
+    with pytest.raises(DataError, match=r"split 'train'.*the splits test"):
+        hub_dataset(repository(test_csv="text\na\n"), "text")
 
 
 def test_a_cache_of_data_sets_that_cannot_be_used_is_named(
