@@ -1,4 +1,4 @@
-"""Promise 2 under elastic: a worker dies, the launcher starts all again, and nobody notices."""
+"""Promise 2 under --max_restarts: a worker dies, all start again, and nobody notices."""
 
 from __future__ import annotations
 

@@ -116,17 +116,6 @@ def restarts_left() -> int:
     return int(most) - int(done)
 
 
-def is_elastic() -> bool:
-    """Whether machines may join and leave: the launcher's `--nnodes` (PET_NNODES) is a range."""
-    least, _, most = asked_machines().partition(":")
-    return bool(most) and least != most
-
-
-def sigterm_restarts() -> bool:
-    """Whether SIGTERM may come from a launcher that restarts its processes for other machines."""
-    return is_elastic() or not is_one_machine()
-
-
 def asked_machines() -> str:
     """torchrun's `--nnodes`, which accelerate takes from PET_NNODES only: '4', '1:4', or empty."""
     found = launcher()

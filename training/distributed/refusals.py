@@ -19,15 +19,12 @@ from training.distributed.environment import (
     env_var,
     fp8_recipe,
     fsdp_requested,
-    is_elastic,
     is_on,
     launched,
     launcher,
     on_cpu,
     processes_here,
     requested_precision,
-    restarted_by_launcher,
-    restarts_left,
     started_processes,
 )
 
@@ -129,7 +126,7 @@ def _too_few_gpus() -> list[str]:
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = _ignored_by_launcher() + _too_few_gpus() + _elastic_refusals()
+    found = _ignored_by_launcher() + _too_few_gpus() + _several_numbers_of_machines()
     found += [sentence for name, sentence in FOREIGN_ENGINES.items() if is_on(name)]
     if (recipe := fp8_recipe()) is not None:
         found += _fp8_refusals(recipe)
@@ -150,34 +147,15 @@ def refusals() -> list[str]:
     return found
 
 
-def _elastic_refusals() -> list[str]:
-    """What would work until the first machine joins or leaves."""
-    if not is_elastic():
+def _several_numbers_of_machines() -> list[str]:
+    """A sentence if machines could join and leave: the launcher's `--nnodes` is a range."""
+    least, _, most = asked_machines().partition(":")
+    if most in ("", least):
         return []
-    named = f"--nnodes (PET_NNODES) is {asked_machines()}: machines may join and leave"
-    least = int(asked_machines().partition(":")[0]) * processes_here()
-    found = []
-    if is_on("TORCHELASTIC_USE_AGENT_STORE"):
-        found.append(
-            f"{named}. With torch's shared store, one that joins waits in vain for the address of "
-            "the first: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all of them."
-        )
-    if restarts_left() <= 0 and not restarted_by_launcher():
-        found.append(
-            f"{named}, and a launcher without restarts takes all others along when its processes "
-            "end: give --max_restarts 1000."
-        )
-    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        found.append(
-            f"{named}, but the parallelism_config of the accelerate config file fixes the number "
-            "of processes. Remove it, or give --nnodes one number."
-        )
-    elif fsdp_requested() and least < 2:
-        found.append(
-            f"{named}, down to one process, which has nothing to shard: begin the range with 2, or "
-            "use accelerate_configs/ddp_elastic.yaml."
-        )
-    return found
+    return [
+        f"--nnodes (PET_NNODES) is {least}:{most}: the number of machines must be one number. Stop "
+        "and start with another: any snapshot resumes in any shape."
+    ]
 
 
 def _fp8_refusals(recipe: str) -> list[str]:

@@ -24,7 +24,7 @@ from snapshot.start import Start
 from store.events import read_events
 from store.goodput import goodput_of
 from training.distributed.accelerator import split_of, why_not_compiled
-from training.distributed.environment import shutdown_timeout, sigterm_restarts
+from training.distributed.environment import is_one_machine, shutdown_timeout
 from training.reporting.console import Console
 from training.reporting.machine import computed_on, counted, machine_hints, machine_line
 from training.reporting.report import Report
@@ -84,7 +84,7 @@ def print_header(
     if reason is not None:
         console.say(f"hint      not compiled, although the accelerate config file asks: {reason}.")
     key, longest = "run.grace_seconds", config.run.grace_seconds
-    if config.run.notice_seconds and not sigterm_restarts():
+    if config.run.notice_seconds and is_one_machine():
         key, longest = "run.notice_seconds", config.run.notice_seconds
     if longest > shutdown_timeout():
         console.warn(

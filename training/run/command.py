@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -23,11 +22,9 @@ from data.streaming.walk import PREFETCH
 from store.ownership import AGAIN
 from training.distributed.agreement import USER_MISTAKES, FailedElsewhere, exit_code_for, is_lasting
 from training.distributed.environment import (
-    is_elastic,
     is_local_main_process,
     launched,
     launcher,
-    processes_here,
     restarts_left,
 )
 from training.distributed.processes import is_lost_peer
@@ -44,10 +41,8 @@ from training.reporting.console import make_output_lossy, say_error
 from training.run.preemption import watch_for_preemption
 from training.run.run_dir import RunLock
 from training.run.session import Session
-from training.run.signals import PREEMPTED, TIME_IS_OVER, Phase, exit_code_of
+from training.run.signals import Phase, exit_code_of
 
-ENDS_ITS_MACHINE = (signal.SIGUSR1, PREEMPTED, TIME_IS_OVER)
-"""Causes that a launcher of machines that come and go does not know of."""
 REPORTING_SECONDS = 30
 """How long a process waits for another one that reports the error of both."""
 ECHO_SECONDS = 3
@@ -89,8 +84,7 @@ def run_command(
             if config.run.preemption_notice != "none" and is_local_main_process():
                 watch_for_preemption(config.run, session.signals)
             code = main(config, session)
-            is_over = not is_elastic() or session.signals.cause in ENDS_ITS_MACHINE
-            if code != EXIT_DONE and is_over and is_local_main_process():  # all have agreed to end
+            if code != EXIT_DONE and is_local_main_process():  # all have agreed to end
                 _end_launcher(code, lock)
     except KeyboardInterrupt:  # before the session handles signals
         code = EXIT_INTERRUPTED
@@ -150,7 +144,7 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
     if isinstance(error, FailedElsewhere):
         # When a process ends, the launcher ends all: the one that reports must be the first.
         time.sleep(REPORTING_SECONDS)
-        return error.for_good and prints and not is_elastic()  # the others continue without it
+        return error.for_good and prints
     if isinstance(error, (*USER_MISTAKES, TrainingStopped)):
         if not prints:
             time.sleep(REPORTING_SECONDS)
@@ -161,8 +155,7 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
             session.flush_uploads(STOPPED_FLUSH_SECONDS)
         return is_lasting(error)
     if is_lost_peer(error):
-        # With one process on each machine, no launcher here has lost one: nothing to wait for.
-        if not stopping and not (is_elastic() and processes_here() == 1):
+        if not stopping:
             time.sleep(ECHO_SECONDS)
             started_by = launcher()
             if prints and started_by is not None and started_by.lost_a_worker():

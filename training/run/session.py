@@ -44,10 +44,9 @@ from training.distributed.accelerator import (
 )
 from training.distributed.agreement import decided_by_main, run_on_all, run_on_main
 from training.distributed.environment import (
-    is_elastic,
     is_local_main_process,
+    is_one_machine,
     launcher,
-    sigterm_restarts,
 )
 from training.distributed.processes import ProcessGroupTimeouts
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
@@ -78,7 +77,6 @@ from training.run.signals import (
     LAST_WORDS_SECONDS,
     MACHINE_NOTICES,
     NOTICES,
-    TIME_IS_OVER,
     WORKER_GONE,
     Phase,
     Signals,
@@ -136,7 +134,7 @@ class Session:
             self._end_by_signal,
             launcher(),
             max(0.0, run.notice_seconds - run.grace_seconds),
-            MACHINE_NOTICES if sigterm_restarts() else NOTICES,
+            NOTICES if is_one_machine() else MACHINE_NOTICES,
             self._say_now,
         )
         self._lock = lock
@@ -413,8 +411,6 @@ class Session:
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
-            if is_elastic():  # the machine that has written it may leave
-                share_newest(self.accelerator, self.config, self._lock)
         with self.report.clock.within(UPLOAD):
             self._finish_uploads()
             self._release_after_uploads(self.signals.cause, self._seconds_to_release())
@@ -454,13 +450,13 @@ class Session:
         """
         if self._last:
             return DONE
-        if cause == WORKER_GONE or (is_elastic() and cause != TIME_IS_OVER):
+        if cause == WORKER_GONE:
             return ""
         return PERSON if cause == signal.SIGINT else AGAIN
 
     def _release_after_uploads(self, cause: int | None, seconds: float) -> None:
         """Say how the attempt ends, unless its last upload has said so."""
-        if cause == signal.SIGINT and not is_elastic():
+        if cause == signal.SIGINT:
             # Where all steps are done, the store lacks the last: a standby would compute it again.
             self.release(PERSON, seconds)
         elif end := self._ends_as(cause):

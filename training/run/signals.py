@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104
-MEMBERSHIP, OTHER_OWNER = 105, 106
+OTHER_OWNER = 105
 """Causes of an end that are not signals. No signal has these numbers."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
@@ -37,7 +37,6 @@ NAMES = {
     WORKER_GONE: "the death of another process",
     TIME_IS_OVER: "run.max_minutes",
     PREEMPTED: "a preemption notice",
-    MEMBERSHIP: "a machine that joins or leaves",
     OTHER_OWNER: "another attempt, which owns the run now",
 }
 EXIT_CODES = {
@@ -47,7 +46,6 @@ EXIT_CODES = {
     signal.SIGHUP: EXIT_TERMINATED,
     TIME_IS_OVER: EXIT_AGAIN,
     PREEMPTED: EXIT_AGAIN,
-    MEMBERSHIP: EXIT_AGAIN,
     OTHER_OWNER: EXIT_AGAIN,
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
@@ -111,11 +109,6 @@ class Signals:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _nothing)  # or the default would end the process
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
-
-    @property
-    def own_cause(self) -> int:
-        """What stops this process now, or soon after a notice; 0 while there is nothing."""
-        return self.cause or (0 if self._notice is None else self._notice[0])
 
     def seconds_left(self) -> float:
         """What is left of the grace time; infinite while nothing stops the run."""

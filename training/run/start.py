@@ -54,7 +54,7 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.distributed.environment import is_elastic, is_one_machine, restarted_by_launcher
+from training.distributed.environment import is_one_machine, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.metrics import MetricsFile, has_step
 from training.run.pretrained import with_settled_rate
@@ -75,11 +75,6 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
 
     def check() -> None:
         if config.snapshot.resume == "never":
-            if is_elastic():
-                raise ConfigError(
-                    "snapshot.resume=never, and machines may join and leave (--nnodes): one that "
-                    "joins would begin the run again. Give it a new run.name instead."
-                )
             check_can_move_aside(run_dir, read_by(config))
         if accelerator.is_local_main_process:
             refuse_foreign(run_dir)

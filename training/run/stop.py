@@ -12,11 +12,10 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from config.schema import RunConfig
-from training.distributed.environment import is_elastic, seconds_since_launch
+from training.distributed.environment import seconds_since_launch
 from training.exits import EXIT_DONE
 from training.run.save_steps import SaveSteps
 from training.run.signals import (
-    MEMBERSHIP,
     TIME_IS_OVER,
     Signals,
     exit_code_of,
@@ -47,7 +46,6 @@ class Stop:
         self._saves = saves
         self.reason = ""
         """Why the run ends; empty while it continues."""
-        self._elastic = is_elastic()
         self._limit = f"run.max_minutes={run.max_minutes or 0:g}"
         self._reserve = run.grace_seconds  # of the budget, for the last step and its snapshot
         self._ends = float("inf")
@@ -70,8 +68,6 @@ class Stop:
         soon = now + 2 * pace * self._every + self._reserve
         if not number and soon > self._ends:
             number = TIME_IS_OVER
-        # Zero where another machine's limit or signal ends the attempt.
-        mine = number or self.signals.own_cause
         is_time = self._saves.is_time()
         if self.accelerator.num_processes > 1:
             step, number, pace, is_time = self._largest_of_all(step, number, pace, is_time)
@@ -83,8 +79,6 @@ class Stop:
             self._every = 1
         if not number:
             return False
-        if self._elastic:
-            number = mine or MEMBERSHIP  # what ends another machine does not end this one
         self.reason = self._limit if number == TIME_IS_OVER else name_of(number)
         self.signals.stop(number)
         return True

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from huggingface_hub.cli.jobs import uv_app
 
-import elastic
 import evaluate
 import images
 import pages
@@ -260,13 +259,7 @@ def read_lm_eval(command: Command) -> None:
     assert "--tasks" in given
 
 
-def read_export(command: Command) -> None:
-    """Variables that torch reads: test_elastic.py gives the same."""
-    assert [word.partition("=")[0] for word in command.words[1:]] == list(elastic.VARIABLES)
-
-
 READERS = {
-    "export": read_export,
     "lm_eval": read_lm_eval,
     "accelerate": read_launch,
     "python": read_python,

@@ -124,7 +124,6 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "training/distributed/shared_matrices.py",  # adds up a norm
     "training/distributed/accelerator.py",  # how gradients are reduced, which accelerate lacks
     "proving/attempts.py",  # the store in which processes of a launch meet
-    "cloud/meet.py",  # the store in which launchers meet
     "planning/fake_trace.py",  # a process group whose other members do not exist
 }
 BENCHMARKS = tracked("benchmarks", ".py")

@@ -17,7 +17,7 @@ from config.schema import RunConfig
 from training.distributed import accelerator
 from training.distributed.accelerator import why_not_compiled
 from training.distributed.processes import ProcessGroupTimeouts
-from training.exits import EXIT_AGAIN, EXIT_TERMINATED
+from training.exits import EXIT_TERMINATED
 from training.reporting import machine
 from training.run import stop
 from training.step import compute_reproducibly
@@ -128,26 +128,22 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     assert waited == [dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))]
 
 
-SAVES = SimpleNamespace(ahead=lambda step: 0.0, agree=lambda step, ahead: None)
+SAVES = SimpleNamespace(is_time=lambda: False, agree=lambda step, is_time: None)
 """A run that saves at no step."""
 
 
-@pytest.mark.parametrize(("elastic", "reason"), [(True, "a machine that"), (False, "SIGTERM")])
-def test_a_signal_to_one_machine_that_comes_and_goes_only_ends_the_attempt_of_others(
-    monkeypatch, elastic, reason
-):
+def test_a_signal_to_one_machine_ends_all():
     other = SimpleNamespace(
         num_processes=2,
         device=torch.device("cpu"),
         gather=lambda mine: torch.cat([mine, torch.tensor([[float(signal.SIGTERM), 0.0, 0.0]])]),
     )
-    signals = SimpleNamespace(cause=None, own_cause=0)
+    signals = SimpleNamespace(cause=None)
     signals.stop = lambda number: setattr(signals, "cause", number)
-    monkeypatch.setattr(stop, "is_elastic", lambda: elastic)
     stopping = stop.Stop(other, load_config([]).run, signals, SAVES)
     assert stopping.agreed(1)
-    assert stopping.reason.startswith(reason)
-    assert stopping.exit_code == (EXIT_AGAIN if elastic else EXIT_TERMINATED)
+    assert stopping.reason == "SIGTERM"
+    assert stopping.exit_code == EXIT_TERMINATED
 
 
 def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
@@ -162,7 +158,7 @@ def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
 
     monkeypatch.setattr(stop.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
     two = Two()
-    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None, own_cause=0), SAVES)
+    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None), SAVES)
     asked = []
     for step in range(1, 64):
         before = two.gathers

@@ -84,23 +84,22 @@ def test_what_is_exported_makes_no_launcher_of_a_shell(under, monkeypatch, words
 
 
 @pytest.mark.parametrize(
-    ("words", "variable", "comes_and_goes"),
+    ("words", "variable", "asked"),
     [
-        (["--nnodes=1:4"], "", True),
-        (["--nnodes", "1:4"], "2", True),
-        (["--nnodes=4"], "1:4", False),
-        ([], "2:16", True),
-        ([], "4:4", False),
-        ([], "", False),
+        (["--nnodes=1:4"], "", "1:4"),
+        (["--nnodes", "1:4"], "2", "1:4"),
+        (["--nnodes=4"], "1:4", "4"),
+        ([], "2:16", "2:16"),
+        ([], "", ""),
     ],
 )
-def test_machines_come_and_go_where_the_launcher_has_a_range(
-    under, monkeypatch, tmp_path, words, variable, comes_and_goes
+def test_the_launcher_tells_how_many_machines_were_asked_for(
+    under, monkeypatch, tmp_path, words, variable, asked
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("PET_NNODES", variable)
     with under(sys.executable, program(tmp_path, "torchrun"), *words, "train.py"):
-        assert environment.is_elastic() == comes_and_goes
+        assert environment.asked_machines() == asked
 
 
 def test_only_a_worker_that_died_by_itself_is_missed(under, tmp_path, monkeypatch):

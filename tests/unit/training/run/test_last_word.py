@@ -12,7 +12,6 @@ from training.run import session
 from training.run.session import Session
 from training.run.signals import (
     LAUNCHER_GONE,
-    MEMBERSHIP,
     PREEMPTED,
     TIME_IS_OVER,
     WORKER_GONE,
@@ -45,48 +44,33 @@ class Ending:
         self.happened.append("writing")
 
 
-@pytest.fixture
-def elastic(monkeypatch):
-    def is_elastic(answer: bool) -> None:
-        monkeypatch.setattr(session, "is_elastic", lambda: answer)
-
-    is_elastic(False)
-    return is_elastic
-
-
 @pytest.mark.parametrize(
-    ("cause", "alone", "in_group"),
+    ("cause", "word"),
     [
-        (signal.SIGTERM, AGAIN, ""),
-        (signal.SIGUSR1, AGAIN, ""),
-        (PREEMPTED, AGAIN, ""),
-        (LAUNCHER_GONE, AGAIN, ""),
-        (signal.SIGINT, PERSON, ""),
-        (MEMBERSHIP, AGAIN, ""),
-        (WORKER_GONE, "", ""),
-        (TIME_IS_OVER, AGAIN, AGAIN),
+        (signal.SIGTERM, AGAIN),
+        (signal.SIGUSR1, AGAIN),
+        (PREEMPTED, AGAIN),
+        (LAUNCHER_GONE, AGAIN),
+        (signal.SIGINT, PERSON),
+        (WORKER_GONE, ""),
+        (TIME_IS_OVER, AGAIN),
     ],
 )
-def test_what_ends_one_machine_of_a_group_does_not_end_its_ownership(
-    elastic, cause, alone, in_group
-):
-    """The others go on: a standby that took over would train beside them."""
-    for group, word in ((False, alone), (True, in_group)):
-        elastic(group)
-        ending = Ending()
-        assert ending._ends_as(cause) == word
-        assert Ending(last=True)._ends_as(cause) == DONE
-        ending._release_after_uploads(cause, 5.0)
-        assert ending.happened == ([(word, 5.0)] if word else [])
+def test_the_last_word_says_who_may_start_the_run_again(cause, word):
+    ending = Ending()
+    assert ending._ends_as(cause) == word
+    assert Ending(last=True)._ends_as(cause) == DONE
+    ending._release_after_uploads(cause, 5.0)
+    assert ending.happened == ([(word, 5.0)] if word else [])
 
 
-def test_ctrl_c_while_the_last_step_is_uploaded_is_a_person_s_stop(elastic):
+def test_ctrl_c_while_the_last_step_is_uploaded_is_a_person_s_stop():
     ending = Ending(last=True, cause=signal.SIGINT)
     ending._release_after_uploads(signal.SIGINT, 5.0)
     assert ending.happened == [(PERSON, 5.0)]
 
 
-def test_a_finished_run_is_uploaded_before_it_is_called_done(elastic, monkeypatch):
+def test_a_finished_run_is_uploaded_before_it_is_called_done(monkeypatch):
     monkeypatch.setattr(session.summary, "print_finished", lambda *_: None)
     ending = Ending(last=True, left=3.5)
     assert ending.end() == 0
@@ -101,7 +85,7 @@ def test_a_finished_run_is_uploaded_before_it_is_called_done(elastic, monkeypatc
         (Phase.FAILED, "", ["writing"]),  # nobody has stopped a run that an error ends
     ],
 )
-def test_a_run_that_a_signal_ends_at_once_says_so(elastic, monkeypatch, phase, why, happened):
+def test_a_run_that_a_signal_ends_at_once_says_so(monkeypatch, phase, why, happened):
     codes = []
     monkeypatch.setattr(session.os, "_exit", codes.append)
     ending = Ending()

@@ -26,7 +26,7 @@ class Run:
             monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         self.config = load_config(["train.max_steps=100000", *words])
         self.saves = [SaveSteps(self.config, step, rank == 0) for rank in range(processes)]
-        self.signals = SimpleNamespace(cause=None, own_cause=0, stop=self.stop)
+        self.signals = SimpleNamespace(cause=None, stop=self.stop)
         self.saved = []
 
     def stop(self, number):
