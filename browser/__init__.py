@@ -1,1 +1,1 @@
-"""The page that runs a model in the browser, and the Space that serves it."""
+"""A Gradio Space that speaks with a run's model."""

@@ -1,82 +1,77 @@
-"""A static Space from a model: a page that runs it in the browser (browser/page/)."""
+"""A Gradio Space with a model in it: a folder here, or a Space of the Hub (browser/app.py)."""
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from huggingface_hub import SpaceCardData, constants
-from tokenizers import pre_tokenizers
+from huggingface_hub import (
+    CommitOperation,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    RepoCard,
+    SpaceCardData,
+    constants,
+)
+from huggingface_hub.hf_api import RepoFile
 
-from browser.upload import PAGE, SPACE, files_made, upload_space
-from data.subwords import SubwordTokenizer, tokenizer_of
-from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
+from data.subwords import tokenizer_of
+from data.tokenizer import refuse_larger_than
+from data.tokenizer_files import GENERATION
 from snapshot.config_values import value_of
-from snapshot.disk.files import names_in, read_json, visible, write_json
-from snapshot.disk.model import WHOLE
-from snapshot.disk.pruning import remove_folder
-from snapshot.disk.reading import files_of
+from snapshot.disk.files import visible
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model, write_model
+from snapshot.named_model import PIECE_BYTES, TIMEOUT_SECONDS, NamedModel, find_model, write_model
+from store.errors import translate_errors
+from store.http import hub_api
 from store.kinds import NAMED_REPO, named_repo
-from store.store import PREFIX
+from store.store import BRANCH, PREFIX
 
-PIECE_BYTES = 200_000_000
-"""The largest file in bytes. The page reads each file at once."""
-KNOWN_BPE = {
-    "dropout": (None, 0.0),
-    "continuing_subword_prefix": (None, ""),
-    "end_of_word_suffix": (None, ""),
-    "ignore_merges": (None, False),
-}
-"""Entries of a BPE model that change its tokens, with the values that the page supports."""
+APP = Path(__file__).with_name("app.py")
+GRADIO = "6.31.0"
+REQUIREMENTS = f"torch\ntransformers>=5.24,<6\nhuggingface_hub>=2.4,<3\ngradio>={GRADIO},<7\n"
+TAG = "accelerate-gpt"
+"""On the card of each Space of this command, which may be replaced."""
+KIND = "space"
+OWN_FILES = {".gitattributes", "README.md", "app.py", "requirements.txt"}
+MODEL = "model/"
+"""The folder of a Space that holds the model."""
 
 
 def make_space(source: str, target: str, public: bool) -> str:
-    """Make the Space of a model, in a folder or on the Hub; returns the folder or the address.
+    """Make the Space of a model, in a new folder or on the Hub; returns the folder or the address.
 
-    `target` is a repo if it begins with `hf://`, or has the form owner/name and neither it nor its
-    owner exists here as a path. An existing Space of this command is replaced.
+    `target` is a Space of the Hub if it begins with `hf://`, or has the form owner/name and neither
+    it nor its owner exists here as a path. A Space that this command made is replaced there.
 
-    Raises SnapshotError and DataError for a model that the page cannot run and for a target that
-    holds something else, HubError if the Hub refuses, OSError if a file cannot be written.
+    Raises SnapshotError and DataError for what is no model and for a target that holds something
+    else, HubError if the Hub refuses, OSError if a file cannot be written.
     """
-    repo = _target_repo(target)
-    folder = None if repo is not None else Path(target).expanduser().absolute()
-    if folder is not None:
-        _refuse_other_contents(folder)
+    repo = _repo_in(target)
+    folder = Path(target).expanduser().absolute()
+    if repo is None and os.path.lexists(folder):
+        raise SnapshotError(f"--to {target} exists already. Name a new folder, or move it away.")
     named = find_model(source)
-    if not named.sizes.page_computes:
-        raise SnapshotError(
-            f"{named.name} is a {named.sizes.family} that the page of a Space cannot run: it only "
-            "runs GPT-2 as published. Name a run of this project's GPT-2, or another GPT-2."
-        )
-    tokenizer = tokenizer_of(named.folder)
-    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
-    if folder is not None:
-        with atomic_folder(folder.parent, folder.name, _replace) as building:
-            _write_space(building, named, tokenizer, source)
+    if repo is None:
+        with atomic_folder(folder.parent, folder.name) as building:
+            _write_space(building, named, source)
         return target
-    assert repo is not None
     with TemporaryDirectory() as temporary:
-        _write_space(Path(temporary), named, tokenizer, source)
-        return upload_space(repo, Path(temporary), not public, TIMEOUT_SECONDS)
+        _write_space(Path(temporary), named, source)
+        return _upload(repo, Path(temporary), not public)
 
 
-def _target_repo(target: str) -> str | None:
+def _repo_in(target: str) -> str | None:
     """The repo that a target names; None for a folder. Raises SnapshotError for any other name."""
     match = NAMED_REPO.fullmatch(target)
     if match is None:
         if target.startswith(PREFIX):
             raise SnapshotError(f"--to {target} is not a Space. Write {PREFIX}owner/name.")
         return None
-    owner = match[2].partition("/")[0]
-    is_here = visible(Path(target)).exists() or visible(Path(owner)).exists()
+    is_here = visible(Path(target)).exists() or visible(Path(target).parent).exists()
     if match[1] is None and is_here:
         return None
     if match[3] is not None:
@@ -86,110 +81,80 @@ def _target_repo(target: str) -> str | None:
     return match[2]
 
 
-def _refuse_other_contents(folder: Path) -> None:
-    """Raise SnapshotError unless a folder is absent, empty, or has only what this command made."""
-    if not visible(folder).exists():
-        return
-    if folder.is_symlink() or not folder.is_dir():
-        kind = "a link" if folder.is_symlink() else "a file"
-        raise SnapshotError(f"--to {folder} is {kind}. Name a new folder.")
-    names, made = names_in(folder), _files_made(folder / SPACE)
-    if names and not made:
-        raise SnapshotError(
-            f"--to {folder} has files, but is not a Space that this command made. Name a new "
-            "folder."
-        )
-    if others := sorted(name for name in names if name not in made or (folder / name).is_dir()):
-        raise SnapshotError(
-            f"--to {folder} would be replaced, but this command did not make {others[0]} in it. "
-            "Move it away, or name a new folder."
-        )
+def _write_space(folder: Path, named: NamedModel, source: str) -> None:
+    """Write the program, what it needs, the card, and the model as transformers loads it."""
+    model = folder / MODEL
+    model.mkdir()
+    tokenizer = tokenizer_of(named.folder)
+    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
+    tokenizer.save(model)
+    if (generation := named.folder / GENERATION).exists():
+        shutil.copyfile(generation, model / GENERATION)
+    write_model(named, named.load(), model, PIECE_BYTES)
+    shutil.copyfile(APP, folder / APP.name)
+    (folder / "requirements.txt").write_text(REQUIREMENTS)
+    (folder / "README.md").write_text(_card(named, source), encoding="utf-8")
 
 
-def _files_made(path: Path) -> set[str]:
-    with suppress(SnapshotError):
-        return files_made(read_json(path))
-    return set()
-
-
-def _replace(folder: Path) -> None:
-    """Remove a Space of this command. Raises SnapshotError if the folder has other files by now."""
-    _refuse_other_contents(folder)
-    if folder.exists():
-        remove_folder(folder)
-
-
-def _write_space(folder: Path, named: NamedModel, tokenizer: Tokenizer, source: str) -> None:
-    """Write the page, the model, and the facts about it that the page needs."""
-    tokenizer.save(folder)
-    if isinstance(tokenizer, SubwordTokenizer):
-        _check_subwords(read_json(folder / TOKENIZER_FILES[0]), named.name)
-    write_model(named, named.load(), folder, PIECE_BYTES)
-    shutil.copytree(PAGE, folder, dirs_exist_ok=True)
-    found = named_repo(source)
+def _card(named: NamedModel, source: str) -> str:
+    """The README.md, whose first lines make the repo a Gradio Space."""
+    found, state = named_repo(source), named.state
     repo = None if found is None else found[0]
-    title = _title(named, repo)
-    (folder / "README.md").write_text(_card(named, title, repo), encoding="utf-8")
-    write_json(
-        folder / SPACE,
-        {
-            "title": title,
-            "model": None if repo is None else f"{constants.ENDPOINT}/{repo}",
-            "beginning": tokenizer.beginning,
-            "end_of_text": tokenizer.end_of_text,
-            "weights": [path.name for path in files_of(folder, WHOLE)],
-            "files": sorted({*names_in(folder), SPACE}),
-        },
-    )
-
-
-def _title(named: NamedModel, repo: str | None) -> str:
-    if named.state is not None:
-        return str(value_of(named.state.config, "run.name"))
-    return named.folder.name if repo is None else repo.partition("/")[2]
-
-
-def _card(named: NamedModel, title: str, repo: str | None) -> str:
-    """The README.md, whose first lines make the repo a static Space."""
-    license_name = None if named.state is None else value_of(named.state.config, "hub.license")
     metadata = SpaceCardData(
-        title=title, sdk="static", license=license_name, models=None if repo is None else [repo]
+        title=named.folder.name if state is None else value_of(state.config, "run.name"),
+        sdk="gradio",
+        sdk_version=GRADIO,
+        app_file=APP.name,
+        license=None if state is None else value_of(state.config, "hub.license"),
+        models=None if repo is None else [repo],
+        tags=[TAG],
     )
     return (
-        f"---\n{metadata.to_yaml()}\n---\n\n"
-        "A GPT in the browser: the page computes the model, and sends no text anywhere. Offline:\n"
-        "\n```bash\npython -m http.server --bind 127.0.0.1\n```\n"
+        f"---\n{metadata.to_yaml()}\n---\n\nThe program and the model also run on your machine:\n\n"
+        "```bash\npip install -r requirements.txt && python app.py\n```\n"
     )
 
 
-def _check_subwords(content: dict[str, Any], name: str) -> None:
-    """Raise SnapshotError for a tokenizer.json that browser/page/tokenizer.js does not support."""
-    if (reason := _unknown_in(content)) is not None:
+def _upload(repo: str, folder: Path, private: bool) -> str:
+    """Create or replace a Space, in one commit that gives it the files of a folder; its address.
+
+    Raises SnapshotError for a Space with other files, or for a public one unless `--public` was
+    given; HubError if the Hub refuses.
+    """
+    api = hub_api(TIMEOUT_SECONDS)
+    address = f"{constants.ENDPOINT}/spaces/{repo}"
+    with translate_errors(repo, BRANCH):
+        api.create_repo(repo, repo_type=KIND, space_sdk="gradio", private=private, exist_ok=True)
+        info = api.repo_info(repo, repo_type=KIND)
+        head = str(info.sha)
+        tree = api.list_repo_tree(repo, repo_type=KIND, recursive=True, revision=head)
+        there = sorted(entry.path for entry in tree if isinstance(entry, RepoFile))
+        is_new = len(api.list_repo_commits(repo, repo_type=KIND)) == 1
+        is_ours = is_new
+        if "README.md" in there and not is_new:
+            card = api.hf_hub_download(repo, "README.md", repo_type=KIND, revision=head)
+            is_ours = TAG in (RepoCard.load(Path(card)).data.get("tags") or [])
+    foreign = [path for path in there if not path.startswith(MODEL) and path not in OWN_FILES]
+    if foreign or (there and not is_ours):
         raise SnapshotError(
-            f"the tokenizer of {name} {reason}; the page of a Space only supports characters and "
-            "GPT-2's byte-level BPE. Use a model with one of these (data.tokenizer=char or "
-            "bpe:<size>)."
+            f"{address} holds {(foreign or there)[0]}, which this command has not made and would "
+            "replace. Move it away, or name a new Space."
         )
-
-
-def _unknown_in(content: dict[str, Any]) -> str | None:
-    """An unsupported part of a tokenizer.json; None if the page supports all of it."""
-    model, words = content["model"], content.get("pre_tokenizer") or {}
-    decoder = content.get("decoder") or {}
-    kind = model.get("type", "BPE" if "merges" in model else None)  # older files have no type
-    if kind != "BPE":
-        return f"is of the type {kind}"
-    if (words.get("type"), decoder.get("type")) != ("ByteLevel", "ByteLevel"):
-        return f"splits texts by {words.get('type')}"
-    if words.get("add_prefix_space") or not words.get("use_regex", True):
-        return "splits texts by other rules than GPT-2's"
-    if content.get("normalizer") is not None:
-        return "normalizes texts"
-    for entry, known in KNOWN_BPE.items():
-        if model.get(entry) not in known:
-            return f"has {entry}={json.dumps(model[entry])}"
-    if not set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys():
-        return "lacks some of the 256 bytes"
-    if any(not token.get("special") for token in content.get("added_tokens", [])):
-        return "finds added tokens within texts"
-    return None
+    if private and not info.private:
+        raise SnapshotError(
+            f"{address} is public. Add --public, or make it private in its settings."
+        )
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): path for path in paths}
+    operations: list[CommitOperation] = [
+        CommitOperationAdd(name, path) for name, path in files.items()
+    ]
+    gone = [path for path in there if path.startswith(MODEL) and path not in files]
+    operations += [CommitOperationDelete(path, is_folder=False) for path in gone]
+    with translate_errors(repo, BRANCH):
+        # The parent refuses to undo a commit made meanwhile. The client takes no other form of ids.
+        parent = head if constants.REGEX_COMMIT_OID.fullmatch(head) else None
+        api.create_commit(
+            repo, operations, commit_message="Model", repo_type=KIND, parent_commit=parent
+        )
+    return address

@@ -63,11 +63,6 @@ class ModelConfig(ABC):
         return True
 
     @property
-    def page_computes(self) -> bool:
-        """Whether the page of browser/ computes the model."""
-        return False
-
-    @property
     def can_pack(self) -> bool:
         """Whether the model keeps documents in a row apart, by positions that begin again."""
         return True

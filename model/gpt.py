@@ -190,10 +190,6 @@ class GPTConfig(ModelConfig):
     def in_transformers(self) -> bool:
         return self.family == GPT2
 
-    @property
-    def page_computes(self) -> bool:
-        return self.in_transformers
-
     def build(self) -> GPT:
         return GPT(self)
 

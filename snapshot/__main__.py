@@ -6,8 +6,8 @@ python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or t
                                           newest, which transformers must compute as well
 python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a snapshot holds only
                                                 the trained weights (LoRA, snapshot.whole=false)
-python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that computes the model
-                                                              in the browser, a static Space
+python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a Gradio Space: a page that
+                                                              continues texts, or a chat
 python -m snapshot status PATH_OR_REPO    say who trains a run now: attempt, machine, since when,
                                           last sign of life, step, state
 """
@@ -69,7 +69,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("folder", nargs="?", help="of merge: the new folder of the whole model")
     parser.add_argument("--base", help=f"of merge: {BASE_HELP}")
-    parser.add_argument("--to", help="of space: a folder, or owner/name of a Space of the Hub")
+    parser.add_argument("--to", help="of space: a new folder, or owner/name of a Space of the Hub")
     parser.add_argument(
         "--public", action="store_true", help="of space: everybody may see it on the Hub"
     )

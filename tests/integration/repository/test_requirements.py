@@ -32,7 +32,8 @@ def declared(file: str) -> set[str]:
 
 
 def is_for_users(path: Path) -> bool:
-    return path.relative_to(ROOT).parts[0] not in FOR_DEVELOPERS
+    """The program of a Space has requirements of its own: tests/unit/browser/test_space.py."""
+    return path.relative_to(ROOT).parts[0] not in FOR_DEVELOPERS and path.name != "app.py"
 
 
 def needs_transformers(path: Path) -> bool:

@@ -93,8 +93,8 @@ class Repo:
         self._branches: dict[str, str] = {}
         self._tags: dict[str, str] = {}
         files = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
-        if repo_id.startswith("spaces/"):  # as a static Space begins
-            files |= {"README.md": b"", "index.html": b"", "style.css": b""}
+        if repo_id.startswith("spaces/"):  # as a Space begins
+            files |= {"README.md": b""}
         stored = {path: self._store(Add(path, content)) for path, content in files.items()}
         self._move(MAIN, self._record(stored, None, "initial commit"))
 

@@ -1,298 +1,188 @@
-"""`python -m snapshot space`: what is in the folder or the repo, and what is refused."""
+"""`python -m snapshot space`: what is in the folder or the repo, what is refused, and the page."""
 
 from __future__ import annotations
 
-import json
-import shutil
+import ast
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub import HfApi
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import families
+import chats
 import hubs
 import runs
-from browser.space import PAGE, _target_repo, _unknown_in, make_space
-from data.subwords import SubwordTokenizer
-from data.tokenizer import CharTokenizer
+import web_browser
+from browser.space import APP, GRADIO, REQUIREMENTS, _repo_in, make_space
 from snapshot.__main__ import main
-from snapshot.disk.files import read_json, write_json
+from snapshot.disk.files import read_json
 from snapshot.errors import SnapshotError
-from spaces import in_node, random_model, space_of
-from subword_folders import foreign_folder, sentencepiece_folder, trained
 
-TOKENIZER = CharTokenizer("".join(sorted("\n abcdefghijklmnopqrstuvwxyz")))
 SPACE = "me/page"
 STORED = f"spaces/{SPACE}"
 """As the loopback Hub names it."""
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-MODEL_FILES = {
-    "config.json",
-    "model.safetensors",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
+FILES = {
+    "README.md",
+    "app.py",
+    "requirements.txt",
+    "model/config.json",
+    "model/model.safetensors",
+    "model/special_tokens_map.json",
+    "model/tokenizer.json",
+    "model/tokenizer_config.json",
 }
+START_SECONDS = 180
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return random_model(tmp_path_factory.mktemp("model") / "model", TOKENIZER)
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def metadata(readme: str) -> dict:
     return yaml.safe_load(readme.split("---\n")[1])
 
 
-def test_a_run_becomes_a_folder_with_page_and_model(finished_run, tmp_path):
+def test_a_run_becomes_a_folder_with_program_and_model(finished_run, tmp_path):
     folder = tmp_path / "new" / "space"
     result = runs.run([*runs.MODULE, "space", str(finished_run), "--to", str(folder)])
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"space     {folder}\n"
-    page = {path.name for path in PAGE.iterdir()}
-    assert {path.name for path in folder.iterdir()} == page | MODEL_FILES | {
-        "README.md",
-        "space.json",
-    }
+    assert files_in(folder) == FILES
     newest = runs.snapshot(finished_run, 30)
-    assert (folder / "model.safetensors").read_bytes() == (
-        newest / "model.safetensors"
-    ).read_bytes()
-    assert metadata((folder / "README.md").read_text())["sdk"] == "static"
-    title = read_json(newest / "state.json")["config"]["run"]["name"]
-    assert read_json(folder / "space.json") == {
-        "title": title,
-        "model": None,
-        "beginning": "\n",
-        "end_of_text": None,
-        "weights": ["model.safetensors"],
-        "files": sorted(path.name for path in folder.iterdir()),
+    weights = "model.safetensors"
+    assert (folder / "model" / weights).read_bytes() == (newest / weights).read_bytes()
+    card = metadata((folder / "README.md").read_text())
+    assert (card["sdk"], card["sdk_version"], card["app_file"]) == ("gradio", GRADIO, "app.py")
+    assert card["title"] == read_json(newest / "state.json")["config"]["run"]["name"]
+    AutoModelForCausalLM.from_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(folder / "model")
+
+
+def test_the_program_imports_what_its_requirements_name():
+    imported = {
+        (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(ast.parse(APP.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
     }
-    AutoModelForCausalLM.from_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder)
+    packages = packages_distributions()
+    needed = {packages[name][0] for name in imported - set(sys.stdlib_module_names)}
+    named = {re.match(r"[\w-]+", line)[0] for line in REQUIREMENTS.splitlines()}
+    assert {name.lower() for name in needed} == named
+    assert version("gradio") == GRADIO  # of the card; Spaces install just this one
 
 
-@pytest.mark.thorough
-def test_its_greedy_text_is_what_sample_py_prints(finished_run, tmp_path):
-    words = [str(finished_run), "--prompt", "the run ", "--length", "60", "--temperature", "0"]
-    printed = runs.run(runs.command(*words, script="sample.py")).stdout
-    space = space_of(finished_run, tmp_path / "space")
-    (ids,) = in_node(space, ("encode", "the run "))
-    (tokens,) = in_node(space, ("tokens", ids, {"length": 60, "temperature": 0}))
-    assert in_node(space, ("decode", [*ids, *tokens])) == [printed.removesuffix("\n")]
+def test_what_is_there_is_never_replaced(finished_run, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine")
+    for target in (tmp_path, tmp_path / "thesis.txt"):
+        assert main(["space", str(finished_run), "--to", str(target)]) == 2
+        assert f"--to {target} exists already. Name a new folder" in capsys.readouterr().err
+    assert files_in(tmp_path) == {"thesis.txt"}
 
 
-def test_the_default_model_has_less_than_5_mb_in_all(tmp_path):
-    characters = CharTokenizer("".join(map(chr, range(32, 132))))
-    sizes = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 64}
-    space = space_of(random_model(tmp_path / "model", characters, **sizes), tmp_path / "space")
-    assert sum(path.stat().st_size for path in space.iterdir()) < 5_000_000
-
-
-def test_the_page_names_no_other_address():
-    for path in PAGE.iterdir():
-        lines = path.read_text().splitlines()
-        named = [line for line in lines if "//" in line and "http" in line]
-        assert all(line.strip().startswith("*") for line in named), named  # the format's, cited
-
-
-def test_damage_is_found_before_anything_is_written(finished_run, tmp_path, capsys):
-    run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    for step in (10, 20, 30):
-        with open(runs.snapshot(run_dir, step) / "model.safetensors", "r+b") as opened:
-            opened.seek(-2, 2)
-            opened.write(b"\1\1")
-    assert main(["space", str(run_dir), "--to", str(tmp_path / "space")]) == 2
-    assert "model.safetensors has changed" in capsys.readouterr().err
-    assert not (tmp_path / "space").exists()
-
-
-def test_what_the_page_cannot_compute_is_refused_in_a_sentence(tmp_path, capsys):
-    llama = families.make("llama", tmp_path / "llama")
-    other = families.make("gpt2 other", tmp_path / "other")
-    pieces = families.make("gpt2", tmp_path / "pieces")
-    sentencepiece_folder(pieces)
-    capsys.readouterr()
-    for source, sentence in [
-        (llama, "is a llama that the page of a Space cannot run"),
-        (other, "is a gpt2 that the page of a Space cannot run"),
-        (pieces, "only supports characters and GPT-2's byte-level BPE"),
-        (tmp_path / "none", "is neither a folder that exists"),
-    ]:
-        assert main(["space", str(source), "--to", str(tmp_path / "space")]) == 2
-        error = capsys.readouterr().err
-        assert sentence in error
-        assert error.count("\n") == 1
-        assert not (tmp_path / "space").exists()
-
-
-def test_tokenizers_that_the_page_would_get_wrong_are_found(tmp_path):
-    trained().save(tmp_path)
-    content = read_json(tmp_path / "tokenizer.json")
-    assert _unknown_in(content) is None
-    SubwordTokenizer.from_folder(foreign_folder(tmp_path / "foreign")).save(tmp_path)
-    assert _unknown_in(read_json(tmp_path / "tokenizer.json")) is None  # others' special tokens
-    untyped = {name: entry for name, entry in content["model"].items() if name != "type"}
-    assert _unknown_in({**content, "model": untyped}) is None  # as GPT-2's own file
-    without = {text: i for text, i in content["model"]["vocab"].items() if text != "A"}
-    words, model = content["pre_tokenizer"], content["model"]
-    for change in (
-        {"model": {**model, "type": "Unigram"}},
-        {"model": {**model, "vocab": without}},
-        {"model": {**model, "dropout": 0.1}},
-        {"model": {**model, "end_of_word_suffix": "</w>"}},
-        {"model": {**model, "continuing_subword_prefix": "##"}},
-        {"model": {**model, "ignore_merges": True}},
-        {"normalizer": {"type": "NFC"}},
-        {"pre_tokenizer": {**words, "add_prefix_space": True}},
-        {"pre_tokenizer": {**words, "use_regex": False}},
-        {"pre_tokenizer": {"type": "Whitespace"}},
-        {"pre_tokenizer": None},
-        {"decoder": None},
-        {"added_tokens": [{"content": "<x>", "special": False}]},
-    ):
-        assert _unknown_in({**content, **change}), change
-
-
-def test_a_space_is_replaced_and_anything_else_is_kept(model, tmp_path, capsys):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("mine")
-    assert main(["space", str(model), "--to", str(other)]) == 2
-    assert "is not a Space that this command made" in capsys.readouterr().err
-    assert [path.name for path in other.iterdir()] == ["thesis.txt"]
-    assert main(["space", str(model), "--to", str(other / "thesis.txt")]) == 2
-    assert "is a file" in capsys.readouterr().err
-    space = space_of(model, tmp_path / "space")
-    (space / "mine.js").write_text("")
-    assert main(["space", str(model), "--to", str(space)]) == 2
-    assert "this command did not make mine.js in it" in capsys.readouterr().err
-    description = read_json(space / "space.json")
-    write_json(space / "space.json", {**description, "files": [*description["files"], "mine.js"]})
-    space_of(model, space)
-    assert not (space / "mine.js").exists()
-    # Older versions did not list them.
-    del description["files"]
-    write_json(space / "space.json", description)
-    space_of(model, space)
-    assert read_json(space / "space.json")["files"] == sorted(path.name for path in space.iterdir())
-
-
-def test_a_full_disk_leaves_the_former_space(model, tmp_path, monkeypatch, capsys):
-    space = space_of(model, tmp_path / "space")
-    before = {path.name: path.read_bytes() for path in space.iterdir()}
-
+def test_a_full_disk_leaves_no_half_of_a_space(finished_run, tmp_path, monkeypatch, capsys):
     def fail(*_) -> None:
         raise OSError(28, "No space left on device", "model.safetensors")
 
     monkeypatch.setattr("browser.space.write_model", fail)
-    assert main(["space", str(model), "--to", str(space)]) == 2
+    assert main(["space", str(finished_run), "--to", str(tmp_path / "space")]) == 2
     assert "No space left on device" in capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in space.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["space"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_target_is_a_repo_unless_it_or_its_owner_is_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert _target_repo("me/page") == "me/page"
-    assert _target_repo("hf://me/page") == "me/page"
+    assert _repo_in("me/page") == "me/page"
+    assert _repo_in("hf://me/page") == "me/page"
     for folder in ("page", "./me/page", "/me/page", "a/b/c"):
-        assert _target_repo(folder) is None
+        assert _repo_in(folder) is None
     with pytest.raises(SnapshotError, match="names a revision"):
-        _target_repo("me/page@main")
+        _repo_in("me/page@main")
     with pytest.raises(SnapshotError, match="is not a Space"):
-        _target_repo("hf://buckets/me/page")
+        _repo_in("hf://buckets/me/page")
     (tmp_path / "me").mkdir()
-    assert _target_repo("me/page") is None
-    assert _target_repo("hf://me/page") == "me/page"
+    assert _repo_in("me/page") is None
+    assert _repo_in("hf://me/page") == "me/page"
 
 
-def test_mistakes_on_the_command_line_are_sentences(model, capsys):
+def test_mistakes_on_the_command_line_are_sentences(finished_run, tmp_path, capsys):
     for words, sentence in [
-        (["space", str(model)], "space needs --to"),
-        (["list", str(model), "--to", "x"], "the other commands do not take it"),
-        (["list", str(model), "--public"], "--public applies only to space"),
+        (["space", str(finished_run)], "space needs --to"),
+        (["list", str(finished_run), "--to", "x"], "the other commands do not take it"),
+        (["list", str(finished_run), "--public"], "--public applies only to space"),
     ]:
         with pytest.raises(SystemExit) as stopped:
             main(words)
         assert stopped.value.code == 2
         assert sentence in capsys.readouterr().err
+    assert main(["space", str(tmp_path / "none"), "--to", str(tmp_path / "space")]) == 2
+    assert "is neither a folder that exists" in capsys.readouterr().err
 
 
-def test_one_commit_makes_a_private_static_space(near_hub, model, tmp_path, capsys):
-    assert main(["space", str(model), "--to", SPACE]) == 0
+def test_one_commit_makes_a_private_gradio_space(near_hub, finished_run, capsys):
+    assert main(["space", str(finished_run), "--to", SPACE]) == 0
     assert capsys.readouterr().out == f"space     {near_hub.endpoint}/spaces/{SPACE}\n"
     repo = near_hub.repo(STORED)
     assert repo.private
     assert len(repo.commits) == 2  # with that of its creation
-    files = repo.files(repo.head)
-    assert set(files) == {
-        *MODEL_FILES,
-        *(path.name for path in PAGE.iterdir()),
-        *("README.md", "space.json", ".gitattributes"),
-    }
-    here = space_of(model, tmp_path / "space")
-    for name in MODEL_FILES:
-        assert repo.read(repo.head, name) == (here / name).read_bytes()
+    assert set(repo.files(repo.head)) == FILES | {".gitattributes"}
     assert near_hub.repo(SPACE) is None  # no model repo of that name
 
 
-def test_a_second_space_replaces_files_and_deletes_old_ones(near_hub, model, tmp_path):
-    make_space(str(model), SPACE, public=False)
+def test_a_second_space_replaces_the_model_and_nothing_foreign(near_hub, finished_run):
+    make_space(str(finished_run), SPACE, public=False)
     repo = near_hub.repo(STORED)
-    described = json.loads(repo.read(repo.head, "space.json"))
-    described["files"].append("older.js")
-    older = {"older.js": b"", "space.json": json.dumps(described).encode(), "config.json": b"{}"}
-    near_hub.commit_files(STORED, older)
-    make_space(str(model), SPACE, public=False)
-    assert "older.js" not in repo.files(repo.head)
-    for mine in ("mine.js", "thesis.txt"):
-        near_hub.commit_files(STORED, {mine: b"mine"})
-        with pytest.raises(SnapshotError, match=f"holds {mine}, which this command has not made"):
-            make_space(str(model), SPACE, public=False)
-        assert mine in repo.files(repo.head)
-        near_hub.commit_files(STORED, {}, [mine])
-    assert json.loads(repo.read(repo.head, "config.json"))["model_type"] == "gpt2"
+    near_hub.commit_files(STORED, {"model/older.json": b"{}", "model/config.json": b"{}"})
+    make_space(str(finished_run), SPACE, public=False)
+    assert set(repo.files(repo.head)) == FILES | {".gitattributes"}
+    assert b"gpt2" in repo.read(repo.head, "model/config.json")
+    near_hub.commit_files(STORED, {"thesis.txt": b"mine"})
+    with pytest.raises(SnapshotError, match=r"holds thesis.txt, which this command has not made"):
+        make_space(str(finished_run), SPACE, public=False)
+    assert "thesis.txt" in repo.files(repo.head)
 
 
-@pytest.mark.parametrize(
-    ("file", "first"),
-    [("app.py", "app.py"), ("index.html", "index.html"), ("space.json", "index.html")],
-)
-def test_a_space_of_somebody_else_s_program_is_refused(near_hub, model, capsys, file, first):
+@pytest.mark.parametrize("file", ["app.py", "index.html", "model/weights.bin"])
+def test_a_space_of_somebody_else_s_program_is_refused(near_hub, finished_run, capsys, file):
     near_hub.create(STORED)
-    near_hub.commit_files(STORED, {file: b"mine"})
-    assert main(["space", str(model), "--to", SPACE]) == 2
-    assert f"holds {first}, but is not a Space that this command made" in capsys.readouterr().err
+    near_hub.commit_files(STORED, {file: b"mine", "README.md": b"---\ntags: [chat]\n---\nMine."})
+    assert main(["space", str(finished_run), "--to", SPACE]) == 2
+    assert "which this command has not made and would replace" in capsys.readouterr().err
     assert near_hub.repo(STORED).read("main", file) == b"mine"
 
 
-def test_nothing_becomes_public_without_the_word(near_hub, model, capsys):
+def test_nothing_becomes_public_without_the_word(near_hub, finished_run, capsys):
     near_hub.create(STORED, private=False)
-    assert main(["space", str(model), "--to", SPACE]) == 2
+    assert main(["space", str(finished_run), "--to", SPACE]) == 2
     assert "is public. Add --public" in capsys.readouterr().err
-    assert "model.safetensors" not in near_hub.repo(STORED).files("main")
-    assert main(["space", str(model), "--to", SPACE, "--public"]) == 0
-    assert main(["space", str(model), "--to", "me/another", "--public"]) == 0
+    assert "app.py" not in near_hub.repo(STORED).files("main")
+    assert main(["space", str(finished_run), "--to", SPACE, "--public"]) == 0
+    assert main(["space", str(finished_run), "--to", "me/another", "--public"]) == 0
     assert not near_hub.repo("spaces/me/another").private
 
 
-def test_a_token_that_may_not_write_is_a_sentence(near_hub, model, monkeypatch, capsys):
+def test_a_token_that_may_not_write_is_a_sentence(near_hub, finished_run, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", near_hub.add_token("hf_reader", role="read"))
-    assert main(["space", str(model), "--to", SPACE]) == 2
+    assert main(["space", str(finished_run), "--to", SPACE]) == 2
     assert "the Hub refuses (HTTP 403" in capsys.readouterr().err
 
 
 def test_the_space_of_a_repo_links_its_card(near_hub, finished_run, tmp_path):
     hubs.seed(near_hub, runs.snapshot(finished_run, 30))
-    folder = tmp_path / "space"
-    make_space(hubs.REPO, str(folder), public=False)
-    assert read_json(folder / "space.json")["model"] == f"{near_hub.endpoint}/{hubs.REPO}"
-    assert metadata((folder / "README.md").read_text())["models"] == [hubs.REPO]
+    make_space(hubs.REPO, str(tmp_path / "space"), public=False)
+    card = metadata((tmp_path / "space" / "README.md").read_text())
+    assert card["models"] == [hubs.REPO]
     make_space(hubs.REPO, SPACE, public=False)
-    info = HfApi().space_info(SPACE)
-    assert info.private
+    assert HfApi().space_info(SPACE).private
 
 
 @pytest.mark.thorough
@@ -302,7 +192,98 @@ def test_adapters_are_merged_into_their_base(small, finished_run, tmp_path):
     run_dir = tmp_path / "run"
     result = runs.train(*own, *words, f"run.dir={run_dir}")
     assert result.returncode == 0, result.stderr
-    space = space_of(run_dir, tmp_path / "space")
+    make_space(str(run_dir), str(tmp_path / "space"), public=False)
     merged = tmp_path / "merged"
     assert main(["merge", str(run_dir), str(merged)]) == 0
-    runs.assert_same_bits(space, merged)
+    runs.assert_same_bits(tmp_path / "space" / "model", merged)
+
+
+@contextlib.contextmanager
+def running(space: Path):
+    """The address of the program of a Space, as `python app.py` runs it on this machine."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    log = space.parent / "app.log"
+    environment = {
+        **os.environ,
+        "GRADIO_SERVER_PORT": str(port),
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with open(log, "w") as opened:
+        process = subprocess.Popen(
+            [sys.executable, "app.py"], cwd=space, env=environment, stdout=opened, stderr=opened
+        )
+    end = time.monotonic() + START_SECONDS
+    try:
+        while "Running on local URL" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def settings(page, length: int) -> None:
+    """Set the length, and temperature 0."""
+    for label, value in (("Length", length), ("Temperature", 0)):
+        field = f"document.querySelector('input[type=number][aria-label*=\"{label}\"]')"
+        page.wait_for(f"{field} !== null")
+        page.evaluate(f"{field}.focus(); {field}.select()")
+        page.type(str(value))
+        page.press("Tab")
+
+
+@pytest.mark.thorough
+def test_chromium_shows_the_text_that_sample_py_prints(finished_run, tmp_path):
+    """As long as the context is; beyond it the page reads on from the last half."""
+    words = [str(finished_run), "--prompt", "the ", "--length", "10", "--temperature", "0"]
+    printed = runs.run(runs.command(*words, script="sample.py")).stdout.removesuffix("\n")
+    make_space(str(finished_run), str(tmp_path / "space"), public=False)
+    text = "document.querySelectorAll('textarea')[1].value"
+    with running(tmp_path / "space") as address, web_browser.chromium() as chromium:
+        page = chromium.open(address)
+        settings(page, 10)
+        page.evaluate("document.querySelector('textarea').focus()")
+        page.type("the ")
+        click(page, "Submit")
+        page.wait_for(f"{text}.length >= {len(printed)}")
+        assert page.evaluate(text) == printed
+        settings(page, 100)
+        click(page, "Submit")
+        page.wait_for(f"{text}.length === 104")
+        assert page.errors == []
+        outside = [url for url in page.requested if not url.startswith((address, "data:"))]
+        assert outside == []
+
+
+def click(page, label: str) -> None:
+    buttons = "[...document.querySelectorAll('button')]"
+    button = f"{buttons}.find(one => one.textContent.trim().startsWith('{label}'))"
+    page.wait_for(f"{button} !== undefined")
+    page.evaluate(f"{button}.click()")
+
+
+@pytest.mark.thorough
+def test_chromium_shows_the_replies_of_a_chat_model(tmp_path):
+    chats.make("gpt2", tmp_path / "model")
+    make_space(str(tmp_path / "model"), str(tmp_path / "space"), public=False)
+    said = "[...document.querySelectorAll('[data-testid=user]')].map(one => one.innerText.trim())"
+    replies = said.replace("=user", "=bot")
+    with running(tmp_path / "space") as address, web_browser.chromium() as chromium:
+        page = chromium.open(address)
+        page.wait_for("document.querySelector('textarea') !== null")
+        click(page, "Additional inputs")
+        settings(page, 20)
+        for number, question in enumerate(("how is run 1?", "and run 2?"), 1):
+            page.evaluate("document.querySelector('textarea').focus()")
+            page.type(question)
+            page.press("Enter")
+            page.wait_for(f"{replies}.length === {number} && {replies}[{number - 1}].length > 0")
+            page.wait_for("!document.querySelector('textarea').disabled")
+        assert page.evaluate(said) == ["how is run 1?", "and run 2?"]
+        assert "Error" not in page.evaluate("document.body.innerText")
