@@ -66,13 +66,11 @@ def serve(step: Callable[[], Any], **facts: Any) -> None:
 
 def ours(words: list[str]) -> None:
     """train.py, paused at the beginning of steps; started by `accelerate launch`."""
-    from accelerate.state import AcceleratorState
     from accelerate.utils import broadcast_object_list
 
     import train
     from model.family import parameter_count
     from training.distributed.environment import is_main_process
-    from training.reporting.machine import measured_peak
     from training.run.command import run_command
 
     reseed, build = train.reseed, train.build_empty
@@ -83,8 +81,7 @@ def ours(words: list[str]) -> None:
     def build_with_report(config: Any) -> Any:
         model = build(config)
         if is_main:
-            flops = model.flops_per_token(config.block_size)
-            send(parameters=parameter_count(model), flops_per_token=flops)
+            send(parameters=parameter_count(model))
         return model
 
     def request() -> list[str]:
@@ -106,8 +103,7 @@ def ours(words: list[str]) -> None:
                     send(operations=recording.end())
                 elif started_at and is_main:
                     seconds = time.perf_counter() - started_at
-                    peak = measured_peak(DEVICE, AcceleratorState().mixed_precision)
-                    send(seconds=seconds, memory=memory(), peak=peak)
+                    send(seconds=seconds, memory=memory())
                 *record, steps = request()
                 recording = Recording() if record and is_main else None
                 steps_left, started_at = int(steps), time.perf_counter()

@@ -107,7 +107,7 @@ class Run:
         words += [f"train.micro_batch_size={batches.micro}", f"train.max_steps={steps}"]
         words += [f"train.eval_every={steps}", "train.eval_batches=1", "train.sample_every=0"]
         words += [f"run.dir={self.folder}", f"snapshot.every={batches.every}", "snapshot.keep=2"]
-        words += ["model.dropout=0.1", "run.compile_short_runs=true", "optim.warmup_steps=2"]
+        words += ["model.dropout=0.1", "optim.warmup_steps=2"]
         words += more
         config, *others = on or [config_file(settings)]
         options = [*others, "--mixed_precision=bf16", f"--dynamo_backend={backend}"]

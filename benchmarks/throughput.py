@@ -138,17 +138,6 @@ def undisturbed_rows(started: list[Contestant], shape: dict[str, int]) -> list[l
     return rows
 
 
-def own_share(ours: Contestant, shape: dict[str, int], limit: float) -> str:
-    """The MFU that train.py gives for its speed, next to the share of the product above."""
-    per_second = shape["batch"] * shape["block_size"] / median(ours.seconds)
-    own = per_second * ours.facts["flops_per_token"] / median(ours.peaks)
-    here = per_second * flops_per_token(ours.facts["parameters"], shape) / limit
-    return (
-        f"MFU by train.py (run.measure_peak): {own:.1%}; the share above: {here:.1%}; "
-        f"ratio {own / here:.3f}."
-    )
-
-
 def main() -> None:
     """A table for each shape."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -184,7 +173,6 @@ def main() -> None:
         product = started[-1]
         limit = product.facts["flops"] / median(product.seconds) / 1e9
         print(f"A product of matrices: {limit:,.0f} GFLOP/s.")
-        print(own_share(started[0], shape, limit * 1e9))
         if options.record:
             all_figures[name] += [
                 {"name": f"{one.name}, recorded", "operations": one.operations} for one in started

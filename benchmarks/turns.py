@@ -21,8 +21,6 @@ class Contestant:
         self.output: list[str] = []
         self.seconds: list[float] = []
         """Seconds a step, for each turn."""
-        self.peaks: list[float] = []
-        """FLOP/s that train.py measures for its MFU, after each turn."""
         self.operations: list[dict[str, float]] = []
         """Undisturbed seconds a step, for each operation: of each recording; undisturbed.py."""
         self.memory = 0.0
@@ -46,7 +44,6 @@ class Contestant:
         seconds = response["seconds"] / steps
         if not warm_up:
             self.seconds.append(seconds)
-            self.peaks += [response["peak"]] if "peak" in response else []
         return seconds
 
     def record_steps(self, steps: int) -> None:

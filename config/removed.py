@@ -23,6 +23,14 @@ REMOVED: dict[str, str] = {
     "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
+    "run.compile_short_runs": (
+        "what the accelerate config file says is compiled. --dynamo_backend no of the launcher "
+        "compiles nothing"
+    ),
+    "run.emulate_bf16": "leave it out; a CPU without bf16 instructions uses float32, faster there",
+    "run.measure_peak": (
+        "leave it out; metrics.jsonl has the share of the peak that NVIDIA publishes (mfu)"
+    ),
     "run.residual_dtype": (
         "blocks add up in float32. model.activation_checkpointing=true saves more memory"
     ),

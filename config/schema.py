@@ -223,8 +223,6 @@ class RunConfig:
     """On a CPU, use fewer threads if a control group or other programs leave fewer cores."""
     attention: str = "auto"
     """auto, kernel (torch's); on a CPU products; on CUDA varlen, cudnn, flash3, flash4."""
-    measure_peak: bool = False
-    """Compare the speed with a matrix product measured at the start; takes seconds."""
     preemption_notice: str = "none"
     """The cloud whose preemption notice stops the run: auto, aws, gcp, azure, none."""
     metadata_address: str | None = None
@@ -243,10 +241,6 @@ class RunConfig:
     """The dtype in which processes add up gradients: float32; or bf16, half the traffic."""
     tf32: bool = False
     """CUDA with mixed_precision: no: multiply in TF32 (10-bit mantissa), which is faster."""
-    emulate_bf16: bool = False
-    """Emulate bf16 on a CPU without bf16 instructions; false: compute in float32 there."""
-    compile_short_runs: bool = False
-    """Let the accelerate config file compile even if that takes longer than it saves."""
 
 
 @dataclass

@@ -117,7 +117,6 @@ def small(text_file, tmp_path_factory) -> list[str]:
         "train.log_every=1",
         "train.sample_every=0",  # 400 tokens cost more than 30 steps
         "snapshot.every=10",
-        "run.emulate_bf16=true",  # what is tested in bf16 is tested on any CPU
     ]
 
 

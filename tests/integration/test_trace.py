@@ -29,9 +29,8 @@ SEQUENCE = "What each process has of a sequence"
 def trace(config: str | Path, folder: Path, *words: str) -> tuple[dict, Path]:
     """The printed rows by kind: calls, counted and predicted bytes; and the folder of the trace."""
     run_dir = folder / "run"
-    command = runs.launch_command(
-        config, f"run.dir={run_dir}", *words, script=runs.ROOT / "trace.py"
-    )
+    traced = ("with", "trace.py", f"run.dir={run_dir}", *words)
+    command = runs.launch_command(config, *traced, script=runs.ON_CPU)
     result = runs.run(command)
     assert result.returncode == 0, result.stderr
     assert not run_dir.exists()  # a trace leaves the run alone
@@ -215,7 +214,7 @@ def test_shared_matrices_in_bf16_take_what_is_predicted(tmp_path, context, words
     sizes = {"parallelism_config_cp_size": context, "mixed_precision": "bf16"}
     sizes["parallelism_config_dp_shard_size"] = 2 // context
     file = runs.rehearsal("fsdp_tp_cpu.yaml", tmp_path, 4, **sizes)
-    rows, folder = trace(file, tmp_path, *SMALL, "run.emulate_bf16=true", *words)
+    rows, folder = trace(file, tmp_path, *SMALL, *words)
     assert len(rows) > 6
     for _, counted, predicted in rows.values():
         assert counted == predicted

@@ -160,8 +160,8 @@ def test_a_16_bit_base_gives_the_bits_of_a_float32_one(small, llama, tmp_path, s
     losses = {}
     for kind, kept in {"auto": "bf16", "float32": "float32"}.items():
         run_dir = tmp_path / kind
-        more = (*LORA, "run.emulate_bf16=true", f"model.frozen_dtype={kind}", f"run.dir={run_dir}")
-        result = runs.launch(file, *words(small, llama, *more))
+        more = words(small, llama, *LORA, f"model.frozen_dtype={kind}", f"run.dir={run_dir}")
+        result = runs.launch(file, *runs.WITH_BF16, *more, script=runs.ON_CPU)
         assert result.returncode == 0, result.stderr
         assert f"kept in {kept}" in result.stdout
         losses[kind] = runs.losses(run_dir)

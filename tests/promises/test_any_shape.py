@@ -147,7 +147,7 @@ def test_a_mixture_is_balanced_alike_recomputed_and_compiled(small, tmp_path):
     base = families.make("mixtral", tmp_path / "base", **families.BALANCED)
     words = [word for word in small if not word.startswith("model.n_")]
     words += [*CONSTANT, f"model.pretrained={base}", "train.max_steps=10"]
-    words += ["data.documents=masked", "run.compile_short_runs=true"]
+    words += ["data.documents=masked"]
     one = tmp_path / "one"
     result = runs.train(*words, f"run.dir={one}")
     assert result.returncode == 0, result.stderr

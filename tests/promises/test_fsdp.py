@@ -117,7 +117,6 @@ def test_a_run_that_sends_once_a_step_is_killed_and_ends_with_the_same_bits(
         *small,
         *words,
         "run.sync_each_micro_batch=false",
-        "run.compile_short_runs=true",
         "train.micro_batch_size=1",
         "model.dropout=0.1",
     ]

@@ -62,7 +62,8 @@ def test_killed_under_a_launcher_the_bits_are_the_same(small, tmp_path, config, 
 
     def words(run_dir: Path) -> list[str]:
         options = (f"--num_processes={processes}",)
-        return runs.launch_command(config, *overrides, f"run.dir={run_dir}", options=options)
+        arguments = (*runs.WITH_BF16, *overrides, f"run.dir={run_dir}")
+        return runs.launch_command(config, *arguments, options=options, script=runs.ON_CPU)
 
     whole = runs.run(words(undisturbed))
     assert whole.returncode == 0, whole.stderr

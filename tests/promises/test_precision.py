@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -34,12 +35,13 @@ def start(small, tmp_path_factory):
 
     def start(shape, precision, run_dir, *words, **changes):
         config, processes = SHAPES[shape]
-        words = [*small, "train.eval_every=10", *words, f"run.dir={run_dir}"]
+        words = [*runs.WITH_BF16, *small, "train.eval_every=10", *words, f"run.dir={run_dir}"]
         if shape == "one" and not changes:  # as the launcher starts it, without the launcher's time
-            result = runs.train(*words, ACCELERATE_MIXED_PRECISION=precision)
+            command = [sys.executable, str(runs.ON_CPU), *words]
+            result = runs.run(command, ACCELERATE_MIXED_PRECISION=precision)
         else:
             path = runs.rehearsal(config, folder, processes, mixed_precision=precision, **changes)
-            result = runs.launch(path, *words, "run.compile_short_runs=true")
+            result = runs.launch(path, *words, script=runs.ON_CPU)
         assert f"{processes} process{'es' if processes > 1 else ''}, CPU" in result.stdout
         assert f", {HEADERS[precision]}" in result.stdout
         return result
@@ -153,7 +155,8 @@ def test_a_resumed_fsdp_run_ends_with_the_same_bits(trained, start, tmp_path, pr
 @pytest.mark.slow
 def test_a_run_in_fp8_that_is_killed_ends_with_the_same_bits(trained, start, small, tmp_path):
     through, run_dir = trained("one", "fp8"), tmp_path / "run"
-    words = runs.command(*small, "train.eval_every=10", f"run.dir={run_dir}")
+    words = [*runs.WITH_BF16, *small, "train.eval_every=10", f"run.dir={run_dir}"]
+    words = [sys.executable, str(runs.ON_CPU), *words]
     moment = lambda: runs.newest_step(run_dir) >= 12  # noqa: E731
     assert kill_at(words, moment, tmp_path / "said", ACCELERATE_MIXED_PRECISION="fp8")
     assert runs.newest_step(run_dir) < STEPS

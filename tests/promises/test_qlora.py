@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -84,22 +85,23 @@ def test_a_merged_model_has_the_weights_of_the_base_itself(trained, base, tmp_pa
 @pytest.mark.parametrize("shape", SHAPES)
 def test_two_processes_have_the_losses_of_one(words, trained, tmp_path, shape, precision):
     """Their shards are quantized to the numbers of the whole. And one resumes from two."""
+    launch = partial(runs.launch, script=runs.ON_CPU)
     alone = trained
     if precision != "no":
         alone = tmp_path / "alone"
         file = runs.rehearsal("cpu.yaml", tmp_path, 1, mixed_precision=precision)
-        result = runs.launch(file, *words, f"run.dir={alone}")
+        result = launch(file, *runs.WITH_BF16, *words, f"run.dir={alone}")
         assert result.returncode == 0, result.stderr
     both = tmp_path / "both"
     file = runs.rehearsal(SHAPES[shape], tmp_path, 2, mixed_precision=precision)
-    result = runs.launch(file, *words, f"run.dir={both}")
+    result = launch(file, *runs.WITH_BF16, *words, f"run.dir={both}")
     assert result.returncode == 0, result.stderr
     expected, found = (torch.tensor(runs.losses(one)) for one in (alone, both))
     close = 1e-5 if precision == "no" else 2e-3
     assert (expected - found).abs().max() < close
     shutil.rmtree(runs.snapshot(both, 10))
     file = runs.rehearsal("cpu.yaml", tmp_path, 1, mixed_precision=precision)
-    result = runs.launch(file, *words, f"run.dir={both}")
+    result = launch(file, *runs.WITH_BF16, *words, f"run.dir={both}")
     assert result.returncode == 0, result.stderr
     assert (torch.tensor(runs.losses(both)) - expected).abs().max() < close
 

@@ -30,6 +30,9 @@ INTERRUPTED = ROOT / "tests" / "support" / "interrupted.py"
 ABORTING = ROOT / "tests" / "support" / "aborting.py"
 FAILING = ROOT / "tests" / "support" / "failing.py"
 GROUPS = ROOT / "tests" / "support" / "groups.py"
+ON_CPU = ROOT / "tests" / "support" / "on_cpu.py"
+WITH_BF16 = ("with", "train.py")
+"""The first arguments of ON_CPU. On a CPU without bf16 instructions, torch then emulates them."""
 DEADLINE_SECONDS = 600
 """Against a hang, not a slow machine: what is promised within seconds has a limit of its own."""
 MODULE = [sys.executable, "-m", "snapshot"]
@@ -64,6 +67,7 @@ def rehearsal(config: str, folder: Path, processes: int, **changes: object) -> P
         "num_machines": 1,
         "num_processes": processes,
         "mixed_precision": "no",
+        "dynamo_backend": "NO",
     }
     for entry in ("main_process_ip", "main_process_port", "rdzv_backend", "same_network"):
         content.pop(entry, None)
@@ -196,11 +200,13 @@ def launch(
     config: str | Path,
     *overrides: str,
     options: tuple[str, ...] = (),
+    script: Path = ROOT / "train.py",
     forked: bool = True,
     **changes: str,
 ) -> subprocess.CompletedProcess:
     """`accelerate launch --config_file accelerate_configs/<config> train.py` with the overrides."""
-    return run(launch_command(config, *overrides, options=options), forked=forked, **changes)
+    command = launch_command(config, *overrides, options=options, script=script)
+    return run(command, forked=forked, **changes)
 
 
 def metrics(run_dir: Path, event: str = "train") -> list[dict]:

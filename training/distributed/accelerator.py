@@ -58,12 +58,6 @@ from training.distributed.environment import (
 from training.distributed.processes import init_processes, refuse_broken_launch
 from training.distributed.shared_matrices import clip_shared, tensor_size
 
-WORTH_COMPILING = 5e15
-"""Floating-point operations of a process above which compiling saves time, estimated.
-
-A GPU computes them in about a minute. The compiler takes a third of that and makes steps up to a
-third faster. A CPU takes hours, and its steps are 0 to 9 percent faster (benchmarks/RESULTS.md).
-"""
 COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
 """The environment variable from which inductor takes a compiler, and the names it looks for."""
 
@@ -294,8 +288,8 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     return {
         "cpu": on_cpu(),
         "parallelism_config": Sizes() if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else None,
-        "mixed_precision": effective_precision(config.run),
-        "dynamo_plugin": dynamo_plugin_for(config),
+        "mixed_precision": effective_precision(),
+        "dynamo_plugin": dynamo_plugin(),
         "dataloader_config": DataLoaderConfiguration(split_batches=True, non_blocking=True),
         "gradient_accumulation_plugin": GradientAccumulationPlugin(
             sync_with_dataloader=False,
@@ -374,49 +368,19 @@ def _why_not_reduced(accelerator: Accelerator, run: RunConfig) -> str | None:
     return None
 
 
-def dynamo_plugin_for(config: Config) -> TorchDynamoPlugin | None:
+def dynamo_plugin() -> TorchDynamoPlugin | None:
     """`dynamo_plugin` for the Accelerator: None keeps that of the config file; otherwise "no"."""
-    return None if why_not_compiled(config) is None else TorchDynamoPlugin(backend="no")
+    return None if why_not_compiled() is None else TorchDynamoPlugin(backend="no")
 
 
-def why_not_compiled(config: Config) -> str | None:
-    """Why the run is not compiled although the accelerate config file requests it; else None.
-
-    This depends on the configuration and not on the steps that are left: a resumed run must not
-    change its arithmetic.
-    """
+def why_not_compiled() -> str | None:
+    """Why the run is not compiled although the accelerate config file requests it; else None."""
     if env_var("ACCELERATE_DYNAMO_BACKEND").upper() != "INDUCTOR":  # others are for debugging
         return None
     variable, *names = COMPILERS["cpu" if on_cpu() else "cuda"]
-    if not any(shutil.which(name) for name in (env_var(variable), *names) if name):
-        return f"there is no compiler ({' or '.join(names)}) on this machine"
-    if config.run.compile_short_runs:
+    if any(shutil.which(name) for name in (env_var(variable), *names) if name):
         return None
-    if config.model.pretrained is not None or config.model.architecture is not None:
-        return (
-            "the size of the model, and so the gain, is unknown before it is read. "
-            "run.compile_short_runs=true compiles it"
-        )
-    operations = _operations(config)
-    if operations < WORTH_COMPILING:
-        return (
-            f"this run takes {_rounded(operations)} operations per process, and compiling saves "
-            f"time above about {_rounded(WORTH_COMPILING)}. run.compile_short_runs=true compiles it"
-        )
-    return None
-
-
-def _operations(config: Config) -> float:
-    """Operations of the whole run for each process: six for each block weight and token."""
-    model, train = config.model, config.train
-    weights = 12 * model.n_layer * model.n_embd**2
-    tokens = train.max_steps * train.global_batch_size * config.data.block_size
-    return 6.0 * weights * tokens / started_processes()
-
-
-def _rounded(number: float) -> str:
-    """'5e15'."""
-    return f"{number:.0e}".replace("e+", "e")
+    return f"there is no compiler ({' or '.join(names)}) on this machine"
 
 
 def check_installed(names: list[str]) -> None:
@@ -557,15 +521,15 @@ def cpu_has_bf16() -> bool:
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def effective_precision(run: RunConfig) -> str | None:
+def effective_precision() -> str | None:
     """`mixed_precision` for the Accelerator: None keeps that of the config file; otherwise "no".
 
     A CPU without bf16 instructions would emulate them, up to 13 times as slowly, so it computes in
-    float32. `run.emulate_bf16` keeps bf16. What fp8 leaves out is bf16, as in accelerate.
+    float32. What fp8 leaves out is bf16, as in accelerate.
     """
     if requested_precision() not in ("bf16", "fp8"):
         return None
-    if on_cpu() and not (cpu_has_bf16() or run.emulate_bf16):
+    if on_cpu() and not cpu_has_bf16():
         return "no"
     return "bf16" if requested_precision() == "fp8" else None
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import platform
 import re
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import torch
 from accelerate import Accelerator
@@ -54,11 +52,6 @@ without sparsity. V100 and T4 support only fp16."""
 TESTED_TORCH = "2.13.0"
 """The version that requirements.txt pins."""
 ONLY_FP16 = r"\b(V100|T4)\b"
-DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MATRIX, LARGER_MATRIX = 2048, 8192
-"""Rows and columns of the matrices whose product measures the peak. CUDA takes the larger, because
-starting a kernel takes time as well."""
-PRODUCTS = 5
 
 
 def counted(number: int, noun: str) -> str:
@@ -134,7 +127,7 @@ def _strategy(accelerator: Accelerator) -> str:
     return name
 
 
-def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
+def machine_hints(accelerator: Accelerator) -> list[str]:
     """What of this machine or its torch the run does not suit."""
     hints, device = [], accelerator.device
     if torch.__version__.split("+")[0] != TESTED_TORCH:
@@ -152,11 +145,10 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
             "instructions and no fused attention in bf16. Set mixed_precision: "
             f"{'no' if offloads(accelerator) else 'fp16'} there."
         )
-    if effective_precision(run) == "no":
+    if effective_precision() == "no":
         hints.append(
             f"the accelerate config file says {requested_precision()}, but this CPU has no bf16 "
-            "instructions. The run uses float32, several times as fast here; "
-            "run.emulate_bf16=true computes in bf16."
+            "instructions. The run uses float32, several times as fast here."
         )
     return hints
 
@@ -182,16 +174,11 @@ class Speed:
 
 
 def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> Speed:
-    """The cost of a token of this model, and the peak of all processes.
-
-    Processes measure the peak at the same time, as they compute at the same time.
-    """
-    device, precision = accelerator.device, accelerator.mixed_precision
-    flops, peak = model.flops_per_token(config.data.block_size), None
+    """The cost of a token of this model, and the peak of all processes."""
+    device, flops = accelerator.device, model.flops_per_token(config.data.block_size)
+    peak = None
     if device.type == "cuda":
-        peak = published_peak(torch.cuda.get_device_name(device), precision)
-    if config.run.measure_peak:
-        peak = measured_peak(device, precision)
+        peak = published_peak(torch.cuda.get_device_name(device), accelerator.mixed_precision)
     total = None if peak is None else peak * fp8_gain(model, flops) * accelerator.num_processes
     return Speed(flops, total)
 
@@ -208,25 +195,3 @@ def published_peak(name: str, precision: str) -> float | None:
     if precision == "no" or (precision == "bf16" and re.search(ONLY_FP16, name)):
         return None
     return next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
-
-
-def measured_peak(device: torch.device, precision: str) -> float:
-    """FLOP/s of a square matrix product in this precision, on this process's threads.
-
-    The matrices are random: a GPU needs less power for equal numbers, and computes faster.
-    """
-    size = LARGER_MATRIX if device.type == "cuda" else MATRIX
-    generator = torch.Generator(device).manual_seed(0)
-    first, second = (
-        torch.randn(size, size, device=device, generator=generator).to(DTYPES[precision])
-        for _ in range(2)
-    )
-    out = torch.empty_like(first)
-    seconds = []
-    for _ in range(PRODUCTS):
-        begun = time.perf_counter()
-        torch.mm(first, second, out=out)
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        seconds.append(time.perf_counter() - begun)
-    return 2 * size**3 / median(seconds)

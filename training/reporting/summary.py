@@ -78,9 +78,9 @@ def print_header(
         console.warn(warning)
     if start.state is not None:
         _print_changes(console, start.state, config, computed_on(accelerator, config.run))
-    for hint in machine_hints(accelerator, config.run):
+    for hint in machine_hints(accelerator):
         console.say(f"hint      {hint}")
-    reason = why_not_compiled(config)
+    reason = why_not_compiled()
     if reason is not None:
         console.say(f"hint      not compiled, although the accelerate config file asks: {reason}.")
     key, longest = "run.grace_seconds", config.run.grace_seconds

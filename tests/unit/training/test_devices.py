@@ -13,7 +13,6 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from config.compose import load_config
-from config.schema import RunConfig
 from training.distributed import accelerator
 from training.distributed.accelerator import why_not_compiled
 from training.distributed.processes import ProcessGroupTimeouts
@@ -36,13 +35,13 @@ def test_a_run_on_the_cpu_beside_a_gpu_is_one_of_a_cpu(monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert accelerator.effective_precision(RunConfig()) is None
-    assert "gcc" in why_not_compiled(load_config([]))
+    assert accelerator.effective_precision() is None
+    assert "gcc" in why_not_compiled()
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
 
-    assert accelerator.effective_precision(RunConfig()) == "no"
-    assert "g++" in why_not_compiled(load_config([]))
+    assert accelerator.effective_precision() == "no"
+    assert "g++" in why_not_compiled()
 
 
 @pytest.mark.usefixtures("gpu")
@@ -93,7 +92,7 @@ def test_a_gpu_without_bf16_instructions_is_reported(monkeypatch, native, offloa
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Tesla")
 
-    found = machine.machine_hints(accelerator, RunConfig())
+    found = machine.machine_hints(accelerator)
 
     assert len(found) == len(hints)
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
@@ -105,9 +104,9 @@ def test_another_torch_than_the_tested_one_is_reported(monkeypatch):
     accelerator = SimpleNamespace(
         device=torch.device("cuda"), num_processes=1, mixed_precision="no", is_fsdp2=False
     )
-    assert machine.machine_hints(accelerator, RunConfig()) == []
+    assert machine.machine_hints(accelerator) == []
     monkeypatch.setattr(torch, "__version__", "2.14.1+cu130")
-    (hint,) = machine.machine_hints(accelerator, RunConfig())
+    (hint,) = machine.machine_hints(accelerator)
     assert hint.startswith("torch 2.14.1+cu130 is installed; the tested version is 2.13.0 ")
 
 

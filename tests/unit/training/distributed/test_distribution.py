@@ -517,34 +517,31 @@ def test_what_accelerate_honours_is_not_refused(under_accelerate, words, process
 
 
 @pytest.mark.parametrize(
-    ("asked", "has_bf16", "gpu", "emulated", "precision"),
+    ("asked", "has_bf16", "gpu", "precision"),
     [
-        ("bf16", False, False, False, "no"),
-        ("bf16", True, False, False, None),
-        ("bf16", False, True, False, None),
-        ("bf16", False, False, True, None),
-        ("fp16", False, False, False, None),
-        ("no", False, False, False, None),
+        ("bf16", False, False, "no"),
+        ("bf16", True, False, None),
+        ("bf16", False, True, None),
+        ("fp8", False, False, "no"),
+        ("fp8", True, False, "bf16"),
+        ("fp16", False, False, None),
+        ("no", False, False, None),
     ],
 )
-def test_bf16_is_for_cpus_that_have_it(monkeypatch, asked, has_bf16, gpu, emulated, precision):
+def test_bf16_is_for_cpus_that_have_it(monkeypatch, asked, has_bf16, gpu, precision):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
 
-    assert effective_precision(RunConfig(emulate_bf16=emulated)) == precision
+    assert effective_precision() == precision
 
 
 @pytest.mark.parametrize("config", ["cpu.yaml", "fsdp_cpu.yaml"])
 def test_a_run_on_a_cpu_without_bf16_says_that_it_is_in_float32(small, tmp_path, config):
-    script = runs.ROOT / "tests" / "support" / "without_bf16.py"
-    words = [*small, "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
-    words.append("run.emulate_bf16=false")
-    command = runs.launch_command(
-        config, *words, options=("--mixed_precision=bf16",), script=script
-    )
+    words = ["without", "train.py", *small, "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
+    bf16 = ("--mixed_precision=bf16",)
 
-    result = runs.run(command)
+    result = runs.launch(config, *words, options=bf16, script=runs.ON_CPU)
 
     assert result.returncode == 0, result.stderr
     (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))

@@ -7,11 +7,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import families
-import runs
 from model.causal_lm import CausalLM, CausalLMConfig
 from model.cpu.layers import PRODUCTS, tune
 from model.gpt import GPT, GPTConfig
-from training.reporting.machine import Speed, measured_peak, published_peak
+from training.reporting.machine import Speed, published_peak
 
 LENGTH = 32
 
@@ -72,17 +71,3 @@ def test_the_peak_of_a_gpu_is_the_published_one(name, precision, peak):
 
 def test_a_share_is_that_of_the_peak():
     assert Speed(2e9, 1e12).share(100.0) == pytest.approx(0.2)
-
-
-def test_a_run_says_its_share_of_the_measured_peak(small, tmp_path):
-    run_dir = tmp_path / "run"
-    result = runs.train(*small, "run.measure_peak=true", f"run.dir={run_dir}")
-    assert result.returncode == 0, result.stderr
-    last = runs.metrics(run_dir)[-1]
-    assert 0 < last["mfu"] < 1
-    assert f"rate {last['learning_rate']:.2g}, " in result.stdout
-    assert f"{last['mfu']:.1%} MFU" in result.stdout or last["mfu"] < 0.001
-
-
-def test_a_measured_peak_is_a_number_of_this_machine():
-    assert measured_peak(torch.device("cpu"), "no") > 1e8
