@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 6
-GROUPS, ROWS, BLOCKS, HELD_OUT = 0, 1, 2, 3
+GROUPS, ROWS, BLOCKS = 0, 1, 2
 """What random numbers are for: the first of the numbers that they are a function of. All have the
 same number of them, because numpy ignores zeros at their end."""
 NO_WINDOW = -1

@@ -19,7 +19,7 @@ from data.streaming.streamed import fixed_tokenizer, stream_corpus
 from data.streaming.windows import StreamDefinition, StreamReading
 from data.tokenizer import CHARACTERS, bpe_size
 from snapshot.config_values import value_of
-from snapshot.disk.state import HELD_OUT_GROUPS, RunState
+from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 
 LARGEST = 10**9
@@ -118,8 +118,6 @@ class StreamPart:
     column: str
     revision: str | None
     """None for a source that has no commits."""
-    held_out_groups: float = 1.0
-    """The share of its groups that have held-out rows."""
 
 
 def parts_of_run(state: RunState, folder: Path) -> list[StreamPart]:
@@ -130,11 +128,10 @@ def parts_of_run(state: RunState, folder: Path) -> list[StreamPart]:
     mix = mix or [{"source": entry("data.source", str), "weight": 1.0, "text_column": None}]
     parts = []
     for found, cursor in zip(mix, state.stream or (), strict=False):
-        revision, of_groups = cursor["revision"], cursor.get(HELD_OUT_GROUPS, 1.0)
         try:
             weight = float(found["weight"])
             text_column = found["text_column"] or column
-            part = StreamPart(found["source"], weight, text_column, revision, of_groups)
+            part = StreamPart(found["source"], weight, text_column, cursor["revision"])
         except (KeyError, TypeError, ValueError, OverflowError):
             break
         if isinstance(part.source, str) and isinstance(part.column, str) and 0 < weight <= LARGEST:
@@ -180,7 +177,6 @@ def stream_of_run(
             window_bytes=entry("data.window_bytes", int),
             held_out_bytes=entry("data.held_out_bytes", int),
             held_out=[] if split is None else listed(entry("data.held_out_split", str)),
-            held_out_groups=[part.held_out_groups for part in parts],
             skip_broken=skip_broken,
             masks=value_of(state.config, "data.documents") == MASKED,
         )

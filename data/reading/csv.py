@@ -43,22 +43,22 @@ def groups(table: Table) -> list[Group]:
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
     """The records after the header, without blank lines."""
     header, records, separators = _opened(table)
-    index = -1
+    number = 0
     while True:
         try:
             fields = next(records)
             if not fields:
                 continue
-            index += 1
-            yield Row(index, index + 1, _row(header, fields, separators))
+            number += 1
+            yield Row(number, _row(header, fields, separators))
         except StopIteration:
             return
         except csv.Error as error:
-            index += 1
+            number += 1
             reason = f"its quoting is not valid CSV ({error})"
-            on_broken(index + 1, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""'))
+            on_broken(number, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""'))
         except BadRow as error:
-            on_broken(index + 1, error)
+            on_broken(number, error)
 
 
 def columns(table: Table) -> dict[str, str]:

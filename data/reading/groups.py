@@ -99,8 +99,6 @@ class GroupText:
 
     texts: list[str]
     """The text of every row that has one, each ending with a newline."""
-    rows: list[int]
-    """Row numbers, counted from 0 in the group, without null and empty rows."""
     broken: str = ""
     """What was left out of the group and why; empty if nothing was."""
 

@@ -33,8 +33,8 @@ HEAD_BYTES = 1 << 10
 MOST_COLUMNS = 1000
 """How many column names are collected for an error."""
 REMEDY = "Each row must be an object on a line of its own, or all rows one array of objects"
-Parsed = tuple[int, int, Any, str]
-"""Index and number of a row, its value, and its JSON."""
+Parsed = tuple[int, Any, str]
+"""The number of a row, its value, and its JSON."""
 
 
 def groups(table: Table) -> list[Group]:
@@ -51,9 +51,9 @@ def groups(table: Table) -> list[Group]:
 
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
     """The rows of a group. A line that is not a row is reported and skipped."""
-    for index, number, value, text in _parsed(table, group, on_broken):
+    for number, value, text in _parsed(table, group, on_broken):
         try:
-            yield Row(index, number, _row(value, text, table.column))
+            yield Row(number, _row(value, text, table.column))
         except BadRow as error:
             on_broken(number, error)
 
@@ -117,7 +117,7 @@ def _first_rows(table: Table) -> Iterator[Mapping[str, Any]]:
         raise table.broken_row(begin, number, error) from error
 
     try:
-        for _, number, value, text in _parsed(table, begin, refuse, SLACK_BYTES):
+        for number, value, text in _parsed(table, begin, refuse, SLACK_BYTES):
             try:
                 yield _row(value, text, table.column)
             except BadRow as error:
@@ -147,13 +147,12 @@ def _parsed(
     if table.is_whole(group):
         content, head = table.open(ahead)
         if _begins_array(head):
-            for index, (value, text) in enumerate(_elements_of(content)):
-                yield index, index + 1, value, text
+            for number, (value, text) in enumerate(_elements_of(content), start=1):
+                yield number, value, text
             return
         lines = _lines_of(content)
     else:
         lines = _plain_lines(table, group)
-    index = 0
     for number, line in enumerate(lines, start=1):
         is_first = number == 1 and group.begin == 0
         if not (line := (line.removeprefix(codecs.BOM_UTF8) if is_first else line).strip()):
@@ -161,11 +160,10 @@ def _parsed(
         # Bytes that are not UTF-8 are an error only in the columns that are read.
         text = line.decode(errors="surrogateescape")
         try:
-            yield index, number, json.loads(text), text
+            yield number, json.loads(text), text
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else error
             on_broken(number, BadRow(f"it is not JSON ({reason}): {text!r:.40}", REMEDY))
-        index += 1
 
 
 def _row(value: Any, text: str, column: TextColumn) -> dict[str, Any]:

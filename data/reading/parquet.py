@@ -77,14 +77,14 @@ def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
     opened = parquet.ParquetFile(
         chunk, metadata=footer, pre_buffer=False, page_checksum_verification=True
     )
-    index = 0
+    number = 0
     with opened:
         for batch in opened.iter_batches(
             ROWS_AT_ONCE, row_groups=[group.index], columns=wanted, use_threads=False
         ):
             for values in _values([batch.column(name) for name in wanted], restores):
-                yield Row(index, index + 1, dict(zip(wanted, values, strict=True)))
-                index += 1
+                number += 1
+                yield Row(number, dict(zip(wanted, values, strict=True)))
 
 
 def columns(table: Table) -> dict[str, str]:

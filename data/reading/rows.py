@@ -91,7 +91,7 @@ def _read_what_is_whole(table: Table, group: Group) -> GroupText:
     try:
         found = _read(table, group, note)
     except BrokenText as error:
-        return GroupText([], [], broken=f"{table.group_in_words(group)}: {reason_of(error)}")
+        return GroupText([], broken=f"{table.group_in_words(group)}: {reason_of(error)}")
     others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
     return replace(found, broken=f"{bad[0]}{others}" if bad else "")
 
@@ -99,7 +99,6 @@ def _read_what_is_whole(table: Table, group: Group) -> GroupText:
 def _read(table: Table, group: Group, on_broken: OnBroken) -> GroupText:
     """Read a group. Raises BrokenText if the rest of it cannot be decoded."""
     texts: list[str] = []
-    rows: list[int] = []
     size, has_rows = 0, False
     for row in rows_of(table, group, on_broken):
         text = _document(table, row, on_broken)
@@ -111,10 +110,9 @@ def _read(table: Table, group: Group, on_broken: OnBroken) -> GroupText:
             if size > MOST_GROUP_BYTES:
                 raise table.too_large(group)
             texts.append(text)
-            rows.append(row.place)
     if has_rows and not texts and table.is_whole(group):
         raise table.no_text()
-    return GroupText(texts, rows)
+    return GroupText(texts)
 
 
 def rows_of(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:

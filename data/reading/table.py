@@ -43,8 +43,6 @@ LONG_WINDOW = "Frame requires too much memory"
 class Row(NamedTuple):
     """A row of a group."""
 
-    place: int
-    """Row number in the group, counted from 0; blank lines are not rows."""
     number: int
     """Its number for the user: counted from 1, for JSON lines including blank lines."""
     values: Mapping[str, Any]

@@ -25,7 +25,7 @@ def groups(table: Table) -> list[Group]:
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
     """One row, whatever the column is called; none of an empty file."""
     if text := "".join(_decoded(table)):
-        yield Row(0, 1, {table.column.name: text})
+        yield Row(1, {table.column.name: text})
 
 
 def columns(table: Table) -> dict[str, str]:

@@ -41,7 +41,7 @@ from data.streaming.windows import (
     StreamDefinition,
     StreamReading,
     StreamSource,
-    shares_of_groups,
+    held_out_parts,
 )
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
 from data.token_file import (
@@ -123,7 +123,6 @@ class StreamedText:
             {
                 "source": public_name(source.listing.name),
                 "revision": source.listing.revision,
-                "held_out_groups": source.held_out_groups,
                 **vars(cursor),
             }
             for source, cursor in zip(self.sources, cursors, strict=True)
@@ -240,16 +239,15 @@ def stream_corpus(stream: StreamDefinition, reading: StreamReading) -> Corpus:
     by different names, or if the cache cannot be used.
     """
     refuse_two_names(stream.listings)
-    share = stream.held_out_share
+    parts = held_out_parts(stream.listings, stream.held_out_share)
     try:
         cache = TokenCache(reading.cache_dir.expanduser() / CACHE, reading.cache_bytes)
-        of_groups = stream.held_out_groups or shares_of_groups(stream.listings, share)
         sources = [
-            StreamSource(listing, number, stream, reading, cache, share, of_groups[number])
+            StreamSource(listing, number, stream, reading, cache, parts[number])
             for number, listing in enumerate(stream.listings)
         ]
         evaluated = [
-            StreamSource(listing, number, stream, reading, cache, held_out_share=1.0)
+            StreamSource(listing, number, stream, reading, cache, np.ones(len(listing.groups)))
             for number, listing in enumerate(stream.held_out)
         ] or sources
         ahead = windows_ahead(reading.prefetch_bytes, stream.window_bytes, len(sources))
@@ -300,7 +298,6 @@ def _hold(
 def _info(
     text: StreamedText, stream: StreamDefinition, tokens: TokenStream, held: Sequence[HeldFile]
 ) -> CorpusInfo:
-    of_groups = [source.held_out_groups for source in text.sources]
     facts = (
         FORMAT,
         [listing.fingerprint for listing in stream.listings],
@@ -308,7 +305,6 @@ def _info(
         stream.tokenizer.identity.hex(),
         stream.held_out_share,
         stream.window_bytes,
-        *([of_groups] if min(of_groups) < 1 else []),
         *(listing.fingerprint for listing in stream.held_out),
     )
     train_bytes = sum(source.text_bytes for source in text.sources)

@@ -8,8 +8,9 @@ what a window holds never depends on where a run has started. A window is encode
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from data.encode import encoded, in_order
 from data.errors import TextLost, cache_error
-from data.order import GROUPS, HELD_OUT, ROWS, mixed, permuted, random_words
+from data.order import GROUPS, ROWS, mixed, permuted, random_words
 from data.pieces import pieces_of, utf8_bytes
 from data.reading.groups import Group, GroupText, Listing
 from data.round_trip import RoundTrip
@@ -27,7 +28,7 @@ from data.streaming.cache import EncodedRows, HeldFile, TokenCache
 from data.token_file import NO_NUMBERS, TokenRows, joined
 from data.tokenizer import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 """Version in a text's fingerprint. Increase it when the rows of a data set or their order change.
 """
 CACHE_FORMAT = 7
@@ -48,14 +49,12 @@ class StreamDefinition:
     tokenizer: Tokenizer
     seed: int
     val_fraction: float
-    """The share of rows that is held out (for validation), unless `held_out` names data sets."""
+    """The share of text that is held out (for validation), unless `held_out` names data sets."""
     window_bytes: int
     held_out_bytes: int
     """How much held-out text is evaluated; each data set has its share of it."""
     held_out: Sequence[Listing] = ()
     """Data sets of which all rows are held out, one for each in `listings`; or none."""
-    held_out_groups: Sequence[float] | None = None
-    """Which share of the groups of each data set has held-out rows; None as in a new run."""
     skip_broken: bool = False
     """Whether rows that cannot be read are left out."""
     masks: bool = False
@@ -63,7 +62,7 @@ class StreamDefinition:
 
     @property
     def held_out_share(self) -> float:
-        """The share of the rows of `listings` that is held out."""
+        """The share of the text of `listings` that is held out."""
         return 0.0 if self.held_out else self.val_fraction
 
 
@@ -96,16 +95,14 @@ class StreamSource:
         definition: StreamDefinition,
         reading: StreamReading,
         cache: TokenCache,
-        held_out_share: float,
-        held_out_groups: float = 1.0,
+        held_out: NDArray[np.float64],
     ) -> None:
-        """A share of its rows is held out; these are in a share `held_out_groups` of its groups."""
+        """`held_out`: which part of each group is held out, see `held_out_parts`."""
         self.listing = listing
         self.number = number
         self.definition = definition
         self.cache = cache
-        self.held_out_share = held_out_share
-        self.held_out_groups = held_out_groups
+        self.held_out = held_out
         self._reading = reading
         self.windows = lru_cache(EPOCHS_IN_MEMORY)(self._windows)
         """The windows of an epoch, each the indices of its groups."""
@@ -136,7 +133,7 @@ class StreamSource:
     def encode(self, epoch: int, window: int) -> EncodedRows:
         """Read a window, and encode its rows in their order. Raises DataError as reading does."""
         left_out: list[str] = []
-        texts = self._texts(self.windows(epoch)[window], left_out, held_out=False)
+        texts = self._texts(self.windows(epoch)[window].tolist(), left_out, held_out=False)
         keys = random_words(ROWS, self.definition.seed, self.number, epoch, window)
         order = permuted(np.arange(len(texts)), len(texts), keys)
         return self._encoded([texts[row] for row in order.tolist()], left_out)
@@ -160,7 +157,8 @@ class StreamSource:
         texts: list[str] = []
         left_out: list[str] = []
         left = enough_bytes
-        groups = self._groups_with_held_out_rows()
+        order = in_order_of_hashes(self.listing)
+        groups = iter(order[self.held_out[order] > 0].tolist())
         while left > 0 and (chosen := self._enough(groups, left)):
             for text in self._texts(chosen, left_out, held_out=True):
                 if left > 0:
@@ -168,39 +166,31 @@ class StreamSource:
                     left -= utf8_bytes(text)
         return self._encoded(texts, left_out)
 
-    def _groups_with_held_out_rows(self) -> Iterator[int]:
-        """The indices of these groups, in an order that is the same in all runs."""
-        groups, keys = self.listing.groups, random_words(HELD_OUT, 0, 0, 0, 0)
-        for index in permuted(np.arange(len(groups)), len(groups), keys):
-            if has_held_out_rows(self.listing, groups[index], self.held_out_groups):
-                yield index
-
     def _enough(self, groups: Iterator[int], left: int) -> list[int]:
         """The next groups, about as many as have `left` bytes of held-out rows."""
         chosen: list[int] = []
         expected = 0.0
         for group in groups:
             chosen.append(group)
-            text_bytes = self.listing.groups[group].bytes
-            expected += text_bytes * self.held_out_share / self.held_out_groups
+            expected += self.listing.groups[group].bytes * self.held_out[group]
             if expected >= left:
                 break
         return chosen
 
     def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
         keys = random_words(GROUPS, self.definition.seed, self.number, epoch, 0)
-        return epoch_windows(self.listing, keys, self.definition.window_bytes)
+        trained = np.flatnonzero(self.held_out < 1)
+        return epoch_windows(self.listing, trained, keys, self.definition.window_bytes)
 
-    def _texts(self, groups: Iterable[int], left_out: list[str], held_out: bool) -> list[str]:
+    def _texts(self, groups: Sequence[int], left_out: list[str], held_out: bool) -> list[str]:
         """The rows of groups that are held out, or those that are not; `left_out` is added to."""
         chosen = [self.listing.groups[group] for group in groups]
         texts: list[str] = []
-        read, share = partial(self._reading.read, self.listing), self.held_out_share
-        for group, found in zip(chosen, in_order(read, chosen, READS_AT_ONCE), strict=True):
+        read = in_order(partial(self._reading.read, self.listing), chosen, READS_AT_ONCE)
+        for part, found in zip(self.held_out[groups], read, strict=True):
             left_out += [found.broken] if found.broken else []
-            rows = np.array(found.rows, dtype=np.int64)
-            mask = held_out_rows(self.listing, group, rows, share, self.held_out_groups)
-            texts += [found.texts[row] for row in np.flatnonzero(mask == held_out).tolist()]
+            cut = math.ceil(part * len(found.texts))
+            texts += found.texts[:cut] if held_out else found.texts[cut:]
         return texts
 
     def _encoded(self, texts: Sequence[str], left_out: Sequence[str]) -> EncodedRows:
@@ -217,12 +207,10 @@ class StreamSource:
 
     @cached_property
     def _held_out_key(self) -> str:
-        share, skip_broken = self.held_out_share, self.definition.skip_broken
         digest = hashlib.sha256(self.definition.tokenizer.identity)
-        digest.update(f"{CACHE_FORMAT}\0{self.listing.fingerprint}\0{share!r}".encode())
-        digest.update(f"\0{skip_broken}".encode())
-        if self.held_out_groups < 1:
-            digest.update(f"\0{self.held_out_groups!r}".encode())
+        digest.update(f"{CACHE_FORMAT}\0{self.listing.fingerprint}".encode())
+        digest.update(f"\0{self.definition.skip_broken}".encode())
+        digest.update(self.held_out.tobytes())
         for file in self.listing.files:
             digest.update(f"\0{file.version}".encode())
         return digest.hexdigest()[:16]
@@ -234,70 +222,51 @@ class StreamSource:
         return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
-LINES_OF_A_GROUP = np.uint64(1 << 40)
-"""More rows than any group has, so that every row of a file has its own number."""
-
-MOST_OF_A_GROUP = 0.02
-"""A smaller share of held-out rows is taken from some of the groups, about so many rows of each:
-to evaluate 2 MB, about 100 MB are read, however small the share."""
-FEWEST_GROUPS = 16
-"""About so many groups have held-out rows, of a text with more, so that they are from all over."""
-
-
 def epoch_windows(
-    listing: Listing, keys: NDArray[np.uint64], window_bytes: int
+    listing: Listing, groups: NDArray[np.int64], keys: NDArray[np.uint64], window_bytes: int
 ) -> list[NDArray[np.int64]]:
-    """The windows of an epoch, each the indices of its groups; all groups are in one of them.
+    """The windows of an epoch, each the indices of its groups; each of `groups` is in one of them.
 
     A window begins with the first group that begins `window_bytes` or more after the window before
     in the permuted text, so a larger group is a window of its own.
     """
-    sizes = np.array([group.bytes for group in listing.groups], dtype=np.int64)
-    order = permuted(np.arange(len(sizes)), len(sizes), keys)
-    begins = np.cumsum(sizes[order]) - sizes[order]
+    order = groups[permuted(np.arange(len(groups)), len(groups), keys)]
+    sizes = _sizes(listing)[order]
+    begins = np.cumsum(sizes) - sizes
     return np.split(order, np.flatnonzero(np.diff(begins // window_bytes)) + 1)
 
 
-def shares_of_groups(listings: Sequence[Listing], share: float) -> list[float]:
-    """The share of each data set's groups that have held-out rows, if a `share` of all rows is.
+def held_out_parts(listings: Sequence[Listing], share: float) -> list[NDArray[np.float64]]:
+    """Which part of the rows of each group is held out, by data set: of its text a `share`.
 
-    A file of two sources has the same held-out rows in both: then all groups have some.
+    Whole groups are held out in the order of their hashes, and of the last one its first rows. A
+    group's hash is that of its file's name, and of its number in the file. So the same rows are
+    held out in every run, whatever its seed, and wherever the files lie. A group of two data sets
+    is held out in both as far as in either.
     """
-    files = [file.content_of for listing in listings for file in listing.files]
-    if share == 0 or len(set(files)) < len(files):
-        return [1.0] * len(listings)
-    groups = [len(listing.groups) for listing in listings]
-    return [min(1.0, max(share / MOST_OF_A_GROUP, FEWEST_GROUPS / count)) for count in groups]
+    most: dict[tuple[str, int], float] = {}
+    names = [
+        [(listing.files[group.file].name, group.index) for group in listing.groups]
+        for listing in listings
+    ]
+    for listing, of_listing in zip(listings, names, strict=True):
+        order = in_order_of_hashes(listing)
+        sizes = _sizes(listing)[order]
+        left = share * sizes.sum() - (np.cumsum(sizes) - sizes)
+        parts = (left / np.maximum(sizes, 1)).clip(0, 1)
+        for group, part in zip(order.tolist(), parts.tolist(), strict=True):
+            most[of_listing[group]] = max(part, most.get(of_listing[group], 0.0))
+    return [np.array([most[name] for name in of_listing]) for of_listing in names]
 
 
-def has_held_out_rows(listing: Listing, group: Group, of_groups: float) -> bool:
-    """Whether a group is among the share `of_groups` that has them, by the hash of its name."""
-    if of_groups >= 1:
-        return True
-    fraction = _fractions(listing, group, np.array([np.iinfo(np.uint64).max - group.index]))[0]
-    return bool(fraction < of_groups)
+def in_order_of_hashes(listing: Listing) -> NDArray[np.int64]:
+    """The indices of the groups, in the order in which they are held out."""
+    hashes = [hashlib.blake2b(file.name.encode(), digest_size=8) for file in listing.files]
+    files = np.array([int.from_bytes(one.digest(), "little") for one in hashes], dtype=np.uint64)
+    of_files = np.array([group.file for group in listing.groups], dtype=np.int64)
+    numbers = np.array([group.index for group in listing.groups], dtype=np.uint64)
+    return np.argsort(mixed(files[of_files] ^ mixed(numbers)), kind="stable")
 
 
-def held_out_rows(
-    listing: Listing, group: Group, rows: NDArray[np.int64], share: float, of_groups: float = 1.0
-) -> NDArray[np.bool_]:
-    """Which rows (n,) of a group are held out: about a `share` of all, by the hash of their names.
-
-    They are in a share `of_groups` of the groups. A row's name is its file's, and its number in the
-    file. So the same rows are held out in every run, whatever its seed, and wherever the files lie.
-    """
-    if not has_held_out_rows(listing, group, of_groups):
-        return np.zeros(len(rows), dtype=np.bool_)
-    numbers = rows.astype(np.uint64)
-    if group.first_row is None:
-        numbers = numbers + np.uint64(group.index) * LINES_OF_A_GROUP
-    else:
-        numbers = numbers + np.uint64(group.first_row)
-    return _fractions(listing, group, numbers) < share / of_groups
-
-
-def _fractions(listing: Listing, group: Group, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Random numbers from 0 to 1, of a group's file and each of these numbers."""
-    name = listing.files[group.file].name.encode()
-    file = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype=np.uint64)
-    return (mixed(file ^ mixed(numbers)) >> np.uint64(11)) * np.float64(2.0**-53)
+def _sizes(listing: Listing) -> NDArray[np.int64]:
+    return np.array([group.bytes for group in listing.groups], dtype=np.int64)

@@ -26,7 +26,6 @@ ADDED = ("computed_on", "attention", "base", "stream", "rows", "frozen_dtype")
 SEVERAL, ONE = "several", "one"
 """Documents in a row."""
 CURSOR = ("epoch", "window", "row", "token", "blocks")
-HELD_OUT_GROUPS = "held_out_groups"
 LARGEST_NUMBER = 2**40
 """Of a cursor."""
 LARGEST_FACTOR = 2.0**127
@@ -65,8 +64,7 @@ class RunState:
     base: str | None = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
     stream: list[dict[str, Any]] | None = None
-    """Of each source of a streamed text: source, revision, held_out_groups (1.0 if it is missing),
-    epoch, window, row, token, blocks."""
+    """Of each source of a streamed text: source, revision, epoch, window, row, token, blocks."""
 
     def update_best_loss(self, loss: float) -> None:
         """Record a held-out loss, if it is the lowest so far."""
@@ -134,15 +132,12 @@ def is_cursor(content: Any) -> bool:
     """Whether a source of a streamed text can continue there."""
     if not isinstance(content, dict):
         return False
-    content = {HELD_OUT_GROUPS: 1.0, **content}  # older snapshots lack it
-    if content.keys() != {"source", "revision", HELD_OUT_GROUPS, *CURSOR}:
+    if content.keys() != {"source", "revision", *CURSOR}:
         return False
-    revision, of_groups = content["revision"], content[HELD_OUT_GROUPS]
+    revision = content["revision"]
     is_commit = isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
     return (
         isinstance(content["source"], str)
-        and type(of_groups) is float
-        and 0 < of_groups <= 1
         and (revision is None or is_commit)
         and all(
             type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR

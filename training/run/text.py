@@ -32,7 +32,7 @@ from data.tokenizer_files import end_ids
 from model.cpu.cores import cores
 from snapshot.base import Base, open_tokenizer
 from snapshot.disk.files import names_in
-from snapshot.disk.state import HELD_OUT_GROUPS, RunState
+from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from training.distributed.agreement import (
@@ -170,11 +170,9 @@ def stream_text(
     listed = partial(_listed, config, access)
     names = names_of(config)
     revisions: list[str | None] = [None] * len(names)
-    held_out_groups = None
     stream = [] if start.state is None else start.state.stream or []
     if [public_name(one["source"]) for one in stream] == names:  # older ones have their folders
         revisions = [one["revision"] for one in stream]
-        held_out_groups = [one.get(HELD_OUT_GROUPS, 1.0) for one in stream]
     found = run_on_main(accelerator, lambda: listed(revisions)) or []
     revisions = decided_by_main(accelerator, lambda: [listing.revision for listing in found])
 
@@ -196,7 +194,6 @@ def stream_text(
             window_bytes=data.window_bytes,
             held_out_bytes=data.held_out_bytes,
             held_out=held_out,
-            held_out_groups=held_out_groups,
             skip_broken=data.skip_broken,
             masks=data.documents == MASKED,
         )

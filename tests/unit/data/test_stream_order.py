@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from data.reading.access import Access
 from data.reading.groups import DataFile, Group, Listing
 from data.reading.listing import list_source
 from data.split import Split
-from data.streaming.windows import epoch_windows, held_out_rows
+from data.streaming.windows import epoch_windows, held_out_parts
 
 BLOCK, BATCH = 16, 4
 WEIGHTS = (0.7, 0.3)
@@ -68,7 +69,8 @@ def held_out_ids(corpus) -> set[str]:
 )
 @settings(max_examples=100, deadline=None)
 def test_the_windows_of_an_epoch_have_each_group_once(sizes, window_bytes, epoch):
-    windows = epoch_windows(listing_of(sizes), random_words(GROUPS, 1, 0, epoch, 0), window_bytes)
+    keys = random_words(GROUPS, 1, 0, epoch, 0)
+    windows = epoch_windows(listing_of(sizes), np.arange(len(sizes)), keys, window_bytes)
     assert sorted(np.concatenate(windows).tolist()) == list(range(len(sizes)))
     assert all(len(window) for window in windows)
     for window in windows:  # but for its last group, it is not larger than asked
@@ -77,7 +79,7 @@ def test_the_windows_of_an_epoch_have_each_group_once(sizes, window_bytes, epoch
 
 def test_every_row_is_trained_on_once_an_epoch(sources, tmp_path):
     corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS, held_out_bytes=10**6)
-    steps = steps_of(corpus, count=600)
+    steps = steps_of(corpus, count=800)
     held_out = held_out_ids(corpus)
     for source, (name, rows) in enumerate((("a", 120), ("b", 80))):
         everything = {f"{name}{number}" for number in range(rows)}
@@ -147,17 +149,17 @@ def test_the_seed_and_the_number_of_the_source_decide_the_order(sources, tmp_pat
 
 def test_the_order_never_changes_between_versions(sources, tmp_path):
     """A resumed run continues the order that it began: these values are a promise."""
-    windows = epoch_windows(listing_of([100] * 12), random_words(GROUPS, 1, 0, 5, 0), 300)
+    keys = random_words(GROUPS, 1, 0, 5, 0)
+    windows = epoch_windows(listing_of([100] * 12), np.arange(12), keys, 300)
     assert [window.tolist() for window in windows] == [[8, 5, 3], [9, 1, 0], [10, 7, 6], [4, 11, 2]]
     mixed = Mix(WEIGHTS, seed=1).sources(10_000_000, 12)
     assert "".join(map(str, mixed)) == "000101100000"
     corpus = streams.corpus(tmp_path, sources[1])
     steps = steps_of(corpus, count=100)
-    assert ids_in(corpus, steps, 0)[:6] == ["b33", "b41", "b6", "b16", "b77", "b63"]
-    held_out = "b79 b48 b67 b40 b21 b12 b30 b64 b52 b51 b43"
-    assert held_out_ids(corpus) == set(held_out.split())
+    assert ids_in(corpus, steps, 0)[:6] == ["b30", "b48", "b6", "b15", "b78", "b66"]
+    assert held_out_ids(corpus) == {f"b{number}" for number in range(40, 48)}
     cursor = [steps[-1][1][0][key] for key in ("epoch", "window", "row", "token", "blocks")]
-    assert cursor == [1, 0, 51, 25, 400]
+    assert cursor == [1, 0, 50, 26, 400]
 
 
 def test_the_same_rows_are_held_out_whatever_the_seed(sources, tmp_path):
@@ -169,18 +171,42 @@ def test_the_same_rows_are_held_out_whatever_the_seed(sources, tmp_path):
     assert len(held_out_ids(one)) > 5
 
 
-def test_the_share_of_held_out_rows_is_the_one_asked_for():
-    listing = listing_of([1])
-    chosen = held_out_rows(listing, listing.groups[0], np.arange(100_000), 0.01)
-    assert 0.009 < chosen.mean() < 0.011
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.floats(0, 1))
+@settings(max_examples=100, deadline=None)
+def test_whole_groups_are_held_out_and_a_part_of_one(sizes, share):
+    (parts,) = held_out_parts([listing_of(sizes)], share)
+    assert ((parts > 0) & (parts < 1)).sum() <= 1
+    assert (parts * sizes).sum() == pytest.approx(share * sum(sizes))
 
 
-def test_held_out_rows_of_groups_differ():
-    file = DataFile("/nowhere", "file", 1, "1")
-    groups = tuple(Group(0, n, None, None, 0, 0, 1) for n in range(2))
-    listing = Listing("name", None, "lines", "text", (file,), groups, "f")
-    one, other = (held_out_rows(listing, group, np.arange(1000), 0.5) for group in groups)
-    assert (one != other).any()
+def test_groups_are_held_out_by_the_name_of_their_file():
+    listing = listing_of([100] * 200)
+    other = replace(listing, files=(replace(listing.files[0], name="other"),))
+    elsewhere = replace(listing, files=(replace(listing.files[0], url="/elsewhere"),))
+    parts = held_out_parts([listing], 0.1)[0].tolist()
+    assert held_out_parts([other], 0.1)[0].tolist() != parts
+    assert held_out_parts([elsewhere], 0.1)[0].tolist() == parts
+
+
+def test_a_file_of_two_sources_is_held_out_in_both(tmp_path):
+    """Even where its groups are others' share in a source that has more files."""
+    whole = streams.parquet_folder(tmp_path / "data", "a", files=9)
+    corpus = streams.corpus(
+        tmp_path, whole, f"{whole}/part-[01].parquet", weights=WEIGHTS, held_out_bytes=10**6
+    )
+    trained = set(
+        ids_in(corpus, steps := steps_of(corpus, count=900), 0) + ids_in(corpus, steps, 1)
+    )
+    assert len(trained) > 300
+    assert not trained & held_out_ids(corpus)
+
+
+def test_a_source_of_one_group_holds_out_its_first_rows(tmp_path):
+    folder = streams.lines_folder(tmp_path / "a", "a", files=1)
+    corpus = streams.corpus(tmp_path, folder)
+    assert held_out_ids(corpus) == {"a0", "a1", "a2", "a3"}
+    trained = {f"a{number}" for number in range(4, 40)}
+    assert set(ids_in(corpus, steps_of(corpus, count=60), 0)) == trained
 
 
 def test_weights_hold_to_a_thousandth_after_100000_blocks():

@@ -51,14 +51,11 @@ def test_every_row_of_parquet_that_has_text_is_read_once(tmp_path, compression, 
     listing = list_here(file, tmp_path)
     assert [group.rows for group in listing.groups] == [40] * 7 + [20]
     found = [
-        (group.first_row + row, text)
+        text
         for group in listing.groups
-        for row, text in zip(
-            *(lambda one: (one.rows, one.texts))(read_group(listing, group, Access(tmp_path))),
-            strict=True,
-        )
+        for text in read_group(listing, group, Access(tmp_path)).texts
     ]
-    assert found == ROWS
+    assert found == [text for _, text in ROWS]
 
 
 @pytest.mark.parametrize("size", [1, 50, 1000, 4096, 1 << 24])
@@ -119,12 +116,12 @@ def test_every_format_is_a_module_with_its_functions(name):
     assert all(map(callable, (reader.groups, reader.rows, reader.columns)))
 
 
-def test_a_row_without_text_is_left_out_and_numbers_stay(tmp_path):
+def test_a_row_without_text_is_left_out(tmp_path):
     rows = b'{"text": "a"}\n\n{"text": null}\n{"text": ""}\n{"n": 1}\r\n  \n{"text": "b\\n"}\r\n'
     (tmp_path / "a.jsonl").write_bytes(rows)
 
     (group,) = read(tmp_path / "a.jsonl", tmp_path)
-    assert (group.rows, group.texts) == ([0, 4], ["a\n", "b\n"])
+    assert group.texts == ["a\n", "b\n"]
 
 
 def test_a_listing_depends_on_content_and_not_on_the_folder(tmp_path):
@@ -337,7 +334,7 @@ def test_a_broken_first_line_is_left_out_as_any_other(tmp_path):
     access = Access(tmp_path)
     listing = list_source(str(file), "text", access, skip_broken=True)
     (found,) = (read_group(listing, group, access, True) for group in listing.groups)
-    assert (found.texts, found.rows) == (["a\n", "b\n"], [1, 2])
+    assert found.texts == ["a\n", "b\n"]
 
 
 def test_files_of_two_formats_are_no_data_set(tmp_path):
@@ -405,7 +402,7 @@ def test_a_group_that_cannot_be_decoded_is_reported_or_skipped(tmp_path, monkeyp
         assert groups[broken].texts == [text for _, text in ROWS[:4]]
         assert groups[broken].broken.startswith("row 6 of a.jsonl (")
     else:
-        assert groups[broken].texts == groups[broken].rows == []
+        assert groups[broken].texts == []
         rows = f"rows 41 to 80 of {name}: " if broken else f"{name}: "
         assert groups[broken].broken.startswith(rows)
     assert groups == [read_group(listing, group, access, True) for group in listing.groups]
@@ -416,7 +413,7 @@ def test_the_first_of_several_bad_lines_is_named(tmp_path):
     file.write_bytes(lines_of("ab") + b"{\n3\n" + lines_of("c") + b"[]\n" + lines_of("d"))
     listing = list_here(file, tmp_path)
     (found,) = (read_group(listing, group, Access(tmp_path), True) for group in listing.groups)
-    assert found.rows == [0, 1, 4, 6]
+    assert found.texts == ["a\n", "b\n", "c\n", "d\n"]
     assert found.texts == ["a\n", "b\n", "c\n", "d\n"]
     assert found.broken.startswith("row 3 of a.jsonl (it is not JSON")
     assert found.broken.endswith(") and 2 more after it")

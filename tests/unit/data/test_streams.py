@@ -90,8 +90,6 @@ def test_what_cannot_be_streamed_gets_a_sentence(words, said):
         {"blocks": 2**50},
         {"source": 1},
         {"revision": "../main"},
-        {"held_out_groups": 0.0},
-        {"held_out_groups": True},
         {"more": 1},
         [],
     ],
