@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from data.errors import DataError
 from data.messages import ASSISTANT, EMPTY, ChatError, Conversation, Fences, Part, any_of, fenced
 from data.pieces import utf8_bytes
-from data.round_trip import RoundTrip, is_checked, round_trip
 from data.seams import Tokens
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
@@ -50,8 +49,6 @@ class EncodedChat(NamedTuple):
     """1 for each token that is a target: the assistant's, but for the very first; else 0."""
     text_bytes: int
     """Bytes of the targets' text in UTF-8; special tokens have none."""
-    trip: RoundTrip
-    """The characters that are lost when the tokens are decoded, if that was checked."""
     is_shortened: bool = False
 
     @property
@@ -88,7 +85,6 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.templates = templates
         self.today = today
-        self._conversations = self._characters = 0  # that were encoded
         self._ends: frozenset[str] | None = None
 
     def template_for(self, conversation: Conversation) -> str:
@@ -315,15 +311,7 @@ class ChatTemplate:
                 text_bytes += utf8_bytes(text)
         trained[:1] = 0  # nothing predicts the first token
         ids = np.array(tokens.ids, dtype=self.tokenizer.dtype)
-        return EncodedChat(ids, trained, text_bytes, self._round_trip(rendered, tokens))
-
-    def _round_trip(self, rendered: Rendered, tokens: Tokens) -> RoundTrip:
-        text, number, begin = rendered.text, self._conversations, self._characters
-        self._conversations, self._characters = number + 1, begin + len(text)
-        if not is_checked(number, begin):
-            return RoundTrip()
-        plain = rendered.fences.without(text) if rendered.fences else text
-        return round_trip(plain, self.tokenizer.decode(tokens.ids), may_add=True)
+        return EncodedChat(ids, trained, text_bytes)
 
 
 @lru_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import TypeVar
 
@@ -23,9 +23,8 @@ from data.pieces import (
     split_pieces,
     utf8_bytes,
 )
-from data.round_trip import RoundTrip, is_checked, round_trip
 from data.sources import Source
-from data.subwords import EncodedTexts, SubwordTokenizer
+from data.subwords import SubwordTokenizer
 from data.token_file import TokenRows
 from data.tokenizer import CharTokenizer, Tokenizer
 
@@ -45,8 +44,6 @@ class Encoded(TokenRows):
     characters: int
     text_bytes: int
     """Of the text in UTF-8, without end-of-text tokens; of conversations those of the targets."""
-    trip: RoundTrip = field(default_factory=RoundTrip)
-    """The part of the text that the tokens lose, where it was decoded again."""
     left_out: int = 0
     """Number of conversations whose first reply does not fit."""
     shortened: int = 0
@@ -87,52 +84,18 @@ def _encoded_characters(
 def _encoded_subwords(
     pieces: Iterable[Piece], tokenizer: SubwordTokenizer, cut: int, cores: int
 ) -> Iterator[Encoded]:
-    def encode(placed: tuple[int, int, list[Chunk]]) -> Encoded:
-        first_number, begin, batch = placed
+    def encode(batch: list[Chunk]) -> Encoded:
         texts = [chunk.text for chunk in batch]
-        ends_document = [chunk.ends_document for chunk in batch]
-        found = tokenizer.encode_chunks(texts, ends_document, [chunk.before for chunk in batch])
+        ids, ends = tokenizer.encode_chunks(texts, [chunk.ends_document for chunk in batch])
         return Encoded(
-            found.ids,
-            found.ends,
+            ids,
+            ends,
             held_out=batch[0].held_out,
             characters=sum(map(len, texts)),
             text_bytes=sum(map(utf8_bytes, texts)),
-            trip=_round_trip(tokenizer, first_number, begin, batch, found),
         )
 
-    chunks = chunks_of(pieces, cut, tokenizer.seams)
-    return in_order(encode, _placed(batches_of(chunks, cores)), BATCHES_AT_ONCE)
-
-
-def _placed(batches: Iterable[list[Chunk]]) -> Iterator[tuple[int, int, list[Chunk]]]:
-    """Batches, with the number of their first chunk and with its first character."""
-    number = begin = 0
-    for batch in batches:
-        yield number, begin, batch
-        number += len(batch)
-        begin += sum(len(chunk.text) for chunk in batch)
-
-
-def _round_trip(
-    tokenizer: SubwordTokenizer,
-    first_number: int,
-    begin: int,
-    batch: list[Chunk],
-    found: EncodedTexts,
-) -> RoundTrip:
-    """The characters that are lost in the chunks that are decoded again."""
-    trips = []
-    for number, chunk in enumerate(batch):
-        # A decoder drops the space before a text, which is no text where one continues another.
-        if is_checked(first_number + number, begin) and (chunk.begins or chunk.before):
-            first, stop = found.starts[number : number + 2]
-            own = tokenizer.seams.own(chunk.before) if chunk.before else []
-            ids = [*own, *found.ids[first : stop - chunk.ends_document].tolist()]
-            trip = round_trip(chunk.before + chunk.text, tokenizer.decode(ids))
-            trips.append(replace(trip, checked=len(chunk.text)))
-        begin += len(chunk.text)
-    return sum(trips, RoundTrip())
+    return in_order(encode, batches_of(chunks_of(pieces, cut), cores), BATCHES_AT_ONCE)
 
 
 def in_order(
@@ -181,7 +144,6 @@ def encoded_chats(
             held_out=held_out,
             characters=sum(map(len, documents)),
             text_bytes=sum(one.text_bytes for one in found),
-            trip=sum((one.trip for one in found), RoundTrip()),
             left_out=len(documents) - len(found),
             shortened=sum(one.is_shortened for one in found),
             unwritten=Counter(chain.from_iterable(map(template.unwritten, conversations))),

@@ -6,7 +6,7 @@ The chunks depend on the text alone, not on how it is divided into pieces.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol, TypedDict
+from typing import NamedTuple, TypedDict
 
 PIECE_CHARACTERS = 1 << 20
 CHUNK_CHARACTERS = 1 << 15
@@ -81,46 +81,27 @@ class Chunk(NamedTuple):
     text: str
     ends_document: bool
     held_out: bool
-    begins: bool = True
-    """Whether nothing before it predicts its first token."""
-    before: str = ""
-    """A text after which it is encoded: its tokens are those of a text that continues another."""
 
 
-class Ends(Protocol):
-    """Decides where a chunk ends in a document with more than `CHUNK_CHARACTERS` left."""
-
-    around: int
-    """How many characters after that place it looks at."""
-
-    def __call__(self, text: str, start: int) -> tuple[int, str]:
-        """The end of a chunk that begins at `start`, and `before` of the next one."""
-
-
-def chunks_of(
-    pieces: Iterable[Piece], cut: int, end_of_chunk: Ends | None = None
-) -> Iterator[Chunk]:
+def chunks_of(pieces: Iterable[Piece], cut: int) -> Iterator[Chunk]:
     """The chunks of a text, in order. Character `cut` is the first held-out one.
 
-    A chunk ends where a document ends, and at `cut`; within a document where `end_of_chunk` says,
-    by default as `plain_end` does.
+    A chunk ends where a document ends, and at `cut`; within a document where `plain_end` says.
     """
-    end, around = (plain_end, 0) if end_of_chunk is None else (end_of_chunk, end_of_chunk.around)
-    rest, held_out, begins, before = "", False, True, ""
+    rest, held_out = "", False
     for text, held_out, edge, ends_document in _segments(pieces, cut):
         rest += text
         start = 0
-        # `around` makes the place independent of where the piece ends.
-        while len(rest) - start > CHUNK_CHARACTERS + (0 if edge else around):
-            stop, next_before = end(rest, start)
-            yield Chunk(rest[start:stop], False, held_out, begins, before)
-            start, begins, before = stop, False, next_before
+        while len(rest) - start > CHUNK_CHARACTERS:
+            stop = plain_end(rest, start)
+            yield Chunk(rest[start:stop], False, held_out)
+            start = stop
         rest = rest[start:]
         if edge and rest:
-            yield Chunk(rest, ends_document, held_out, begins, before)
-            rest, begins, before = "", True, ""
+            yield Chunk(rest, ends_document, held_out)
+            rest = ""
     if rest:
-        yield Chunk(rest, False, held_out, begins, before)
+        yield Chunk(rest, False, held_out)
 
 
 def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bool, bool]]:
@@ -137,12 +118,20 @@ def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bo
             start = stop
 
 
-def plain_end(text: str, start: int) -> tuple[int, str]:
-    """A chunk ends after the last newline; without one, before the last space."""
+def plain_end(text: str, start: int) -> int:
+    """Where a chunk from `start` ends, with more than `CHUNK_CHARACTERS` left.
+
+    After a line end, or else before a space, with no white space next to it: tokenizers of words
+    join white space, and a space with its word. Without such a place, anywhere.
+    """
     most = start + CHUNK_CHARACTERS
-    after_newline = text.rfind("\n", start, most) + 1
-    before_space = text.rfind(" ", start + 1, most)  # most tokenizers join a space and its word
-    return after_newline or (before_space if before_space > 0 else most), ""
+    for wanted, after in (("\n", 1), (" ", 0)):
+        place = text.rfind(wanted, start + 1, most)
+        while place > 0:
+            if not text[place - 1].isspace() and not text[place + 1].isspace():
+                return place + after
+            place = text.rfind(wanted, start + 1, place)
+    return most
 
 
 def batches_of(chunks: Iterable[Chunk], cores: int) -> Iterator[list[Chunk]]:

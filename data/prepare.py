@@ -32,7 +32,7 @@ from data.prepared import (
     end_fingerprint,
 )
 from data.progress import Progress
-from data.round_trip import RoundTrip
+from data.round_trip import RoundTrip, round_trip
 from data.sources import Source
 from data.subwords import tokenizer_of, train_bpe
 from data.token_file import NO_NUMBERS, TokenRows, joined, write_tokens
@@ -110,6 +110,9 @@ def build(wanted: Preparation, building: Path, threads: int, progress: Progress)
         if wanted.trained_size:
             progress.doing(next(passes), cut)
         tokenizer = _tokenizer(wanted, scan, cut, progress)
+        trip = RoundTrip()
+        if not by_characters:
+            trip = round_trip((piece["text"] for piece in source.read()), tokenizer)
         progress.doing(next(passes), scan.characters)
         parts: Iterator[Encoded]
         if template is None or wanted.longest is None:
@@ -124,7 +127,7 @@ def build(wanted: Preparation, building: Path, threads: int, progress: Progress)
         raise _changed(source) from error
     if totals.info.characters != scan.characters or not source.is_unchanged():
         raise _changed(source)
-    info = totals.finish(source.name)
+    info = replace(totals.finish(source.name), **vars(trip))
     tokenizer.save(building)
     (building / INFO).write_text(json.dumps(asdict(info), indent=2) + "\n")
     _describe(building, info)
@@ -236,7 +239,6 @@ class Totals:
         """What has been counted so far."""
         self._unknown = tokenizer.unknown
         self._seen = np.zeros(tokenizer.vocab_size, dtype=bool)
-        self._trip = RoundTrip()
         self._unwritten: Counter[str] = Counter()
         self._ends, self._targets = [NO_NUMBERS], [NO_NUMBERS]
         self._digest = hashlib.sha256(tokenizer.identity)
@@ -264,7 +266,6 @@ class Totals:
         info.left_out += part.left_out
         info.shortened += part.shortened
         self._unwritten += part.unwritten
-        self._trip += part.trip
         if not self._seen.all():  # after a few parts a text has had every character
             self._seen[part.tokens] = True
         self._digest.update(part.tokens.data)
@@ -278,7 +279,6 @@ class Totals:
             documents=len(ends),
             unwritten=dict(self._unwritten),
             different=int(self._seen.sum()),
-            **vars(self._trip),
             fingerprint=end_fingerprint(self._digest, self.info.split),
             documents_fingerprint=documents_digest(ends, targets, self._trained),
         )

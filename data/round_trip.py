@@ -1,4 +1,4 @@
-"""Whether tokens hold their text: what a part of it is after it was encoded and decoded.
+"""Whether tokens hold their text: what its beginning is after it was encoded and decoded.
 
 Normalizers change characters, and a token for what is unknown stands for any. A model of such
 tokens never sees the text, so its bits per byte would be those of another one.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
+from data.tokenizer import Tokenizer
+
 FIRST_CHARACTERS = 1 << 18
-EVERY = 16
-"""After the first characters, one text in this many is decoded; all would take a fifth longer."""
+"""How much of a text is compared."""
 SHOWN = 6
 """Characters that are named."""
 NEGLIGIBLE = 1e-4
@@ -34,22 +36,20 @@ class RoundTrip:
         return RoundTrip(self.checked + other.checked, self.lost + other.lost, which)
 
 
-def is_checked(number: int, begin: int) -> bool:
-    """Whether a text is decoded, by its number in the order of the source, and where it begins."""
-    return begin < FIRST_CHARACTERS or number % EVERY == 0
+def round_trip(texts: Iterable[str], tokenizer: Tokenizer) -> RoundTrip:
+    """Compare the first characters with what their tokens say, by how often each one occurs.
 
-
-def round_trip(text: str, decoded: str, may_add: bool = False) -> RoundTrip:
-    """Compare a text with what its tokens say, by how often each character occurs.
-
-    With `may_add` other characters may be there as well, such as spaces around special tokens.
+    Raises DataError if they have no encoding.
     """
-    if text == decoded:
-        return RoundTrip(len(text))
-    before, after = Counter(text), Counter(decoded)
-    changed = before - after
-    if not changed and not may_add:
-        changed = after - before
+    first, left = [], FIRST_CHARACTERS
+    for text in texts:
+        first.append(text[:left])
+        left -= len(first[-1])
+        if not left:
+            break
+    text = "".join(first)
+    before, after = Counter(text), Counter(tokenizer.decode(tokenizer.encode(text)))
+    changed = before - after or after - before
     which = "".join(character for character, _ in changed.most_common(SHOWN))
     return RoundTrip(len(text), changed.total(), which)
 
@@ -72,7 +72,7 @@ def lost_in_words(unknown_share: float, found: RoundTrip) -> str | None:
         which = ", ".join(map(repr, found.which))
         share = _percent(found.lost / max(1, found.checked))
         parts.append(
-            f"{share} of {found.checked:,} sampled characters are lost when decoded ({which})"
+            f"{share} of the first {found.checked:,} characters are lost when decoded ({which})"
         )
     return " and ".join(parts) or None
 

@@ -13,9 +13,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data.errors import DataError
 from data.pieces import Chunk
 from data.round_trip import unknown_id
-from data.seams import NEUTRAL, Seams, Tokens, tokens_after
+from data.seams import NEUTRAL, Tokens, tokens_after
 from data.special_tokens import (
     LISTED,
     NAME_END,
@@ -58,16 +57,6 @@ from data.tokenizer_files import (
 END_OF_TEXT = "<|endoftext|>"
 MOST_CHARACTERS = 100_000_000
 """The trainer holds every different word: of a longer text it reads a part, spread over all."""
-
-
-class EncodedTexts(NamedTuple):
-    """The tokens of texts, one after another."""
-
-    ids: NDArray
-    ends: NDArray[np.int64]
-    """How many ids there are up to each end-of-text token, itself included."""
-    starts: list[int]
-    """How many there are before each text, and in all."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -162,38 +151,27 @@ class SubwordTokenizer(Tokenizer):
         return self.encode_chunks([text], [False])[0]
 
     def encode_chunks(
-        self, texts: Sequence[str], ends: Sequence[bool], before: Sequence[str] | None = None
-    ) -> EncodedTexts:
-        """The tokens of texts; an end-of-text token follows where `ends` is true.
+        self, texts: Sequence[str], ends: Sequence[bool]
+    ) -> tuple[NDArray, NDArray[np.int64]]:
+        """The tokens of texts, and how many there are up to each end-of-text token.
 
-        Each text continues one of `before`. The texts are shared between all cores. Raises
-        DataError if one has no encoding.
+        An end-of-text token follows where `ends` is true, itself counted. The texts are shared
+        between all cores. Raises DataError if one has no encoding.
         """
-        whole = [a + b for a, b in zip(before, texts, strict=True)] if before else list(texts)
         with self._refusing():
             if len(texts) == 1:  # without a thread on each core
-                encoded = [self._rust.encode(whole[0], add_special_tokens=False)]
+                encoded = [self._rust.encode(texts[0], add_special_tokens=False)]
             else:
-                encoded = self._rust.encode_batch_fast(whole, add_special_tokens=False)
+                encoded = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
         after: list[int] = []
-        starts: list[int] = []
-        leading = before or repeat("", len(texts))
-        for encoding, leads, ends_document in zip(encoded, leading, ends, strict=True):
-            starts.append(len(ids))
-            ids.fromlist(encoding.ids[len(self.seams.own(leads)) :] if leads else encoding.ids)
+        for encoding, ends_document in zip(encoded, ends, strict=True):
+            ids.fromlist(encoding.ids)
             if ends_document:
                 assert self.end_of_text is not None
                 ids.append(self.end_of_text)
                 after.append(len(ids))
-        starts.append(len(ids))
-        tokens = np.frombuffer(ids, dtype=self.dtype)
-        return EncodedTexts(tokens, np.array(after, dtype=np.int64), starts)
-
-    @cached_property
-    def seams(self) -> Seams:
-        """Where a long document is cut."""
-        return Seams(lambda text: self._rust.encode(text, add_special_tokens=False))
+        return np.frombuffer(ids, dtype=self.dtype), np.array(after, dtype=np.int64)
 
     def encode_marked(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of texts, in which special tokens are read as such.

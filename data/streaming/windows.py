@@ -11,7 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from data.errors import TextLost, cache_error
 from data.order import GROUPS, ROWS, mixed, permuted, random_words
 from data.pieces import pieces_of, utf8_bytes
 from data.reading.groups import Group, GroupText, Listing
-from data.round_trip import RoundTrip
+from data.round_trip import round_trip
 from data.streaming.cache import EncodedRows, HeldFile, TokenCache
 from data.token_file import NO_NUMBERS, TokenRows, joined
 from data.tokenizer import Tokenizer
@@ -164,7 +164,8 @@ class StreamSource:
                 if left > 0:
                     texts.append(text)
                     left -= utf8_bytes(text)
-        return self._encoded(texts, left_out)
+        trip = round_trip(texts, self.definition.tokenizer)
+        return replace(self._encoded(texts, left_out), trip=trip)
 
     def _enough(self, groups: Iterator[int], left: int) -> list[int]:
         """The next groups, about as many as have `left` bytes of held-out rows."""
@@ -202,7 +203,6 @@ class StreamSource:
             rows.ends,
             text_bytes=sum(part.text_bytes for part in parts),
             left_out=tuple(left_out),
-            trip=sum((part.trip for part in parts), RoundTrip()),
         )
 
     @cached_property
