@@ -248,13 +248,8 @@ def _check_hub_and_run(found: Problems) -> None:
     need, hub, run = found.need, found.config.hub, found.config.run
     if hub.repo_id is not None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "must have the form owner/name")
-    if hub.bucket is not None:
-        need(_is_repo_id(hub.bucket), "hub.bucket", "must have the form owner/name")
-    stores = {"hub.url": hub.url, "hub.bucket": hub.bucket, "hub.repo_id": hub.repo_id}
-    first, *others = [key for key, name in stores.items() if name is not None] or [""]
-    for key in others:
-        need(False, first, f"excludes {key}={stores[key]}: a run has one store")
     if hub.url is not None:
+        need(hub.repo_id is None, "hub.url", f"excludes hub.repo_id={hub.repo_id}: leave one out")
         reason = _why_no_store(hub.url)
         need(reason is None, "hub.url", reason or "")
     every, milestone = found.config.snapshot.every, hub.milestone_every
@@ -285,7 +280,7 @@ def _check_hub_and_run(found: Problems) -> None:
         need(
             hub.store_url is not None,
             "hub.standby",
-            "needs a store, where the attempts of a run meet: hub.repo_id, hub.bucket or hub.url",
+            "needs a store, where the attempts of a run meet: hub.repo_id or hub.url",
         )
         need(
             found.config.snapshot.resume != "never",
@@ -324,6 +319,8 @@ def _why_no_store(url: str) -> str | None:
         return "must be the URL of a folder that can be written, such as s3://bucket/run"
     if scheme == "hf":
         name = place.removeprefix("buckets/")
+        if place != name:  # a bucket, or a folder in it
+            name = "/".join(name.rstrip("/").split("/")[:2])
         return None if _is_repo_id(name) else "must have the form hf://buckets/owner/name"
     if redact_urls(url) != url:
         return "must hold no user, password or query: set them in the environment"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 REMOVED: dict[str, str] = {
+    "hub.bucket": "set hub.url=hf://buckets/<owner>/<name> instead",
     "data.documents=separate": "use data.documents=masked, in which a document sees itself alone",
     "data.num_workers": "leave it out, because the training process reads its batches itself",
     "prove.py --faults": "leave it out; pytest tests/promises causes these faults",

@@ -168,12 +168,10 @@ class SnapshotConfig:
 class HubConfig:
     repo_id: str | None = None
     """The Hub repo (owner/name) to upload snapshots to and resume from; null: none."""
-    bucket: str | None = None
-    """A bucket (owner/name) instead."""
     url: str | None = None
     """A folder elsewhere instead: s3://bucket/run, gs://..., file:///shared/run: docs/hub.md."""
     private: bool = True
-    """Create the repo or bucket as private, and refuse a public one."""
+    """Create the repo as private, and refuse a public one."""
     keep: int = 3
     """Number of newest snapshots to keep in the repo."""
     min_interval_seconds: float = 60.0
@@ -199,12 +197,10 @@ class HubConfig:
 
     @property
     def store_url(self) -> str | None:
-        """The URL of the store; null: none. `bucket` and `repo_id` are short forms of it."""
-        if self.url is not None:
+        """The URL of the store; null: none. `repo_id` is a short form of it."""
+        if self.url is not None or self.repo_id is None:
             return self.url
-        if self.bucket is not None:
-            return f"hf://buckets/{self.bucket}"
-        return None if self.repo_id is None else f"hf://{self.repo_id}"
+        return f"hf://{self.repo_id}"
 
 
 @dataclass

@@ -50,7 +50,7 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     config = load_config(arguments)
     config.train.max_steps = max(config.train.max_steps, STEPS + 1)
     config.run.dir = str(folder / task.run)
-    config.run.tracker, config.hub.repo_id, config.hub.bucket, config.hub.url = (None,) * 4
+    config.run.tracker, config.hub.repo_id, config.hub.url = (None,) * 3
     config.snapshot.resume, config.snapshot.every, config.snapshot.keep = "auto", 1, 1
     config.snapshot.keep_best, config.snapshot.every_minutes = False, None
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1

@@ -52,7 +52,6 @@ class Scratch:
         """The keys of an attempt that uses it."""
         return {
             "hub.repo_id": None,
-            "hub.bucket": None,
             "hub.url": self.store.url,
             "hub.min_interval_seconds": 0.0,
             "hub.takeover": True,  # from an attempt that was killed
@@ -73,7 +72,7 @@ class Scratch:
 def stored(launch: Launch, config: Config, whole: Outcome, steps: int) -> Iterator[Line]:
     """Rights, speed, a kill in an upload, and the run resumed from the store on an empty disk."""
     if config.hub.store_url is None:
-        yield unchecked(NAME, "no hub.repo_id, hub.bucket or hub.url: a lost disk loses the run")
+        yield unchecked(NAME, "no hub.repo_id or hub.url: a lost disk loses the run")
         return
     real = open_store(config.hub.store_url, config.hub.timeout_seconds)
     if real.is_offline:

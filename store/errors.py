@@ -78,8 +78,6 @@ DISK_ERRORS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
 )
 """Errors of the local disk, not of the Hub."""
-BUCKETS = "buckets/"
-"""Before the name of a bucket, where a repo has its name alone."""
 REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
 COMMIT_ID = re.compile("[0-9a-f]{7,64}")
 CLIENT_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
@@ -179,14 +177,15 @@ def translate_errors(
                     "no token",
                 ) from error
             raise
-        translated = _translate(error, repo_id, revision, not_found)
+        translated = translate(error, repo_id, revision, not_found)
         translated.about_card = _is_about_card(error)
         raise translated from error
 
 
-def _translate(
+def translate(
     error: BaseException, repo_id: str, revision: str, not_found: type[HubRefused]
 ) -> HubError:
+    """The HubError of the right kind for any error of the Hub client."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:  # errors of uploads are wrapped in RuntimeError
@@ -194,10 +193,8 @@ def _translate(
         cause = cause.__cause__
     for found in chain:
         if isinstance(found, LocalTokenNotFoundError):
-            key = "hub.bucket" if repo_id.startswith(BUCKETS) else "hub.repo_id"
-            name = repo_id.removeprefix(BUCKETS)
             return HubRefused(
-                f"{key}={name} needs a token, and there is none. {REMEDY}", "no token"
+                f"hub.repo_id={repo_id} needs a token, and there is none. {REMEDY}", "no token"
             )
         if isinstance(found, HFValidationError):
             return HubRefused(f"{repo_id} is not a name that the Hub allows: {short_text(found)}.")

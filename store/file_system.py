@@ -1,4 +1,4 @@
-"""A folder of any file system that fsspec can open, as a store of files: S3, GCS, a shared disk.
+"""A folder of any file system that fsspec can open, as a store of files: S3, a shared disk, ...
 
 Whatever the store has for it keeps files of others: an object store creates an object only where
 there is none, and on a disk a file gets its name when all of it is written.
@@ -23,6 +23,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
+from huggingface_hub.utils._xet import abort_xet_session
 from tqdm import tqdm
 
 from data.printable import redact_urls
@@ -36,14 +37,22 @@ from store.errors import (
     HubUnreachable,
     HubUnsupported,
     short_text,
+    translate,
 )
 from store.files import ALIVE, LARGEST_JSON_BYTES, OWNER, PARTIAL, Files
-from store.store import BRANCH, RemoteFile, Transfer
+from store.http import hub_api
+from store.store import BRANCH, PREFIX, RemoteFile, Transfer
 from store.waiting import transfer as waiting_for
 
 Answer = TypeVar("Answer")
+BUCKETS = f"{PREFIX}buckets/"
+"""How the URL of a bucket of the Hub begins."""
 BLOCK_BYTES = 8 << 20
-"""What one request of a long transfer carries. It must be done within the timeout."""
+"""What one request of a long transfer carries."""
+SLOWEST_BYTES_PER_SECOND = 250_000
+"""A request that carries bytes may last as long as these need at this speed, and the timeout."""
+READ_AHEAD_BYTES = 64 << 10
+"""Of a bucket of the Hub, whose file system reads so much more than it is asked for."""
 MOST_BLOCKS = 9_000
 """S3 takes 10,000 parts of a file."""
 NO_CREDENTIALS = re.compile("Credential|ClientAuthentication|ProfileNotFound|TokenRetrieval")
@@ -64,10 +73,12 @@ class FileSystem(Files):
         super().__init__(timeout)
         self._url = url.rstrip("/")
         protocol = url.partition("://")[0]
+        self._hub = hub_api(timeout) if self._url.startswith(BUCKETS) else None
+        """The Hub client, for a bucket of the Hub."""
         self._fs = _file_system(protocol, self.name)
         self._root = str(self._fs._strip_protocol(self._url)).rstrip("/")
         self._is_local = protocol in ("file", "local")
-        self._has_create = True
+        self._has_create = self._hub is None
         """Whether the store can create a file only where there is none."""
 
     @property
@@ -96,12 +107,18 @@ class FileSystem(Files):
         return f"{self._url}/{suffix.lstrip('-')}" if is_bucket else f"{self._url}{suffix}"
 
     def remove(self) -> None:
-        """Remove the folder, if it exists."""
+        """Remove the folder or the bucket of the Hub, if it exists."""
+        if self._hub is not None and self._bucket_id() == self._root.removeprefix("buckets/"):
+            self._ask(partial(self._hub.delete_bucket, self._bucket_id(), missing_ok=True))
+            return
         with suppress(HubNoFile):
             self._ask(partial(self._fs.rm, self._root, recursive=True))
 
     def create(self, private: bool) -> None:
-        """Create a folder on a disk, if it does not exist. A bucket is the user's to create."""
+        """Create a folder on a disk, or a bucket of the Hub. One of S3 is the user's to create."""
+        if self._hub is not None:
+            create = partial(self._hub.create_bucket, private=private, exist_ok=True)
+            self._ask(partial(create, self._bucket_id()))
         if self._is_local:
             if not Path(self._root).parent.is_dir():
                 raise HubRefused(
@@ -111,7 +128,13 @@ class FileSystem(Files):
             self._ask(lambda: self._fs.makedirs(self._root, exist_ok=True))
 
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
-        """An empty text, because there are no commits; who can see it, only its owner knows."""
+        """An empty text, because there are no commits, and whether a bucket of the Hub is private.
+
+        Who can see another store, only its owner knows.
+        """
+        if self._hub is not None:
+            info = self._ask(partial(self._hub.bucket_info, self._bucket_id()))
+            return "", bool(info.private)
         if self._is_local:
             try:
                 is_folder = stat.S_ISDIR(self._ask(partial(os.stat, self._root)).st_mode)
@@ -218,6 +241,9 @@ class FileSystem(Files):
             return False
         return True
 
+    def _bucket_id(self) -> str:
+        return "/".join(self._root.split("/")[1:3])
+
     def _no_folder(self) -> HubMissing:
         return HubMissing(
             f"there is no folder {self._root}. Mount that disk, or check {self.key}.", "no folder"
@@ -232,7 +258,7 @@ class FileSystem(Files):
             return self._write_to_disk(path, source, replaces)
         if not replaces and not self._has_create:
             if self._ask(partial(self._fs.exists, self._at(path))):
-                raise HubExists(f"{self.name} has a file {path} already")
+                raise HubExists(f"{self.name} has a file that this run did not write ({path})")
             replaces = True
         try:
             return self._write_to_store(self._at(path), source, replaces)
@@ -258,7 +284,7 @@ class FileSystem(Files):
         block_bytes = max(BLOCK_BYTES, -(-size // MOST_BLOCKS))
         if size <= block_bytes:
             content, mode = source.read(), "overwrite" if replaces else "create"
-            self._ask(partial(self._fs.pipe_file, path, content, mode=mode))
+            self._ask(partial(self._fs.pipe_file, path, content, mode=mode), size)
             return RemoteFile(size, hashlib.sha256(content).hexdigest())
         digest = hashlib.sha256()
         mode = "wb" if replaces else "xb"
@@ -266,8 +292,8 @@ class FileSystem(Files):
         try:
             while block := source.read(block_bytes):
                 digest.update(block)
-                self._ask(partial(opened.write, block))
-            self._ask(opened.close)
+                self._ask(partial(opened.write, block), len(block))
+            self._ask(opened.close, size)  # a bucket of the Hub uploads all of it here
         except BaseException:
             with suppress(Exception):
                 self._ask(opened.discard)
@@ -306,8 +332,11 @@ class FileSystem(Files):
             raise
         return RemoteFile(size, digest.hexdigest())
 
-    def _ask(self, request: Callable[[], Answer]) -> Answer:
-        """The answer to a request, which is given up after the timeout: few file systems do so."""
+    def _ask(self, request: Callable[[], Answer], carried: int = 0) -> Answer:
+        """The answer to a request, which is given up after some time: few file systems do so.
+
+        `carried`: how many bytes it carries, which take some time more.
+        """
         answer: Future[Answer] = Future()
 
         def run() -> None:
@@ -319,8 +348,10 @@ class FileSystem(Files):
         with waiting_for(self.timeout) as (seconds, _):
             threading.Thread(target=run, name="store request", daemon=True).start()
             try:
-                return answer.result(seconds)
+                return answer.result(seconds + carried / SLOWEST_BYTES_PER_SECOND)
             except Exception as error:
+                if isinstance(error, TimeoutError) and self._hub is not None:
+                    abort_xet_session()  # an upload through Xet has no limit of its own
                 raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> HubError:
@@ -333,6 +364,8 @@ class FileSystem(Files):
             return HubNoFile(
                 f"{self.name} lacks a file ({reason}): its snapshot was pruned", "lost"
             )
+        if self._hub is not None and not isinstance(error, TimeoutError):
+            return translate(error, self.name, BRANCH, HubNoFile)
         if isinstance(error, TimeoutError):
             return HubUnreachable(f"{self.name} did not answer in time", "no answer in time")
         if NO_CREDENTIALS.search(type(error).__name__):
@@ -360,8 +393,11 @@ def _file_system(protocol: str, name: str) -> Any:
     import fsspec  # only for such a store
     from fsspec.registry import known_implementations
 
+    options = {"block_size": READ_AHEAD_BYTES} if protocol == "hf" else {}
     try:
-        return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True)
+        return fsspec.filesystem(
+            protocol, use_listings_cache=False, skip_instance_cache=True, **options
+        )
     except ValueError as error:
         raise SnapshotError(f"{name} cannot be opened: fsspec has no {protocol}://.") from error
     except ImportError as error:

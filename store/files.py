@@ -70,15 +70,9 @@ class Files(Store):
         Only `replaced` paths may exist. It may be applied in part.
         """
 
+    @abstractmethod
     def put(self, files: Mapping[str, bytes]) -> None:
         """Write small files, which may exist."""
-        with TemporaryDirectory() as folder:
-            paths = {}
-            for path, content in files.items():
-                paths[path] = Path(folder) / path
-                paths[path].parent.mkdir(parents=True, exist_ok=True)
-                paths[path].write_bytes(content)
-            self.send(paths, replaced=files.keys())
 
     @abstractmethod
     def delete(self, paths: Collection[str]) -> None:
@@ -159,14 +153,6 @@ class Files(Store):
     def attempt_prefix(self, folder: str) -> str:
         """`<run>/<attempt>/`: each attempt has a folder of its own."""
         return f"{folder.rpartition('/')[0]}/"
-
-    def read(self, commit: str, path: str, most: int) -> bytes:
-        """A small file, of which at most `most` bytes are read. Raises OSError, too."""
-        with (
-            TemporaryDirectory() as folder,
-            open(self.download("", path, Path(folder)), "rb") as file,
-        ):
-            return file.read(most)
 
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file to `folder`, under its own path."""

@@ -33,14 +33,14 @@ def hub_api(timeout: float) -> huggingface_hub.HfApi:
 
 
 class OnHub(Store):
-    """A repo or a bucket: a store that the Hub client reaches."""
+    """A store that the Hub client reaches."""
 
-    def __init__(self, repo_id: str, timeout: float = 60.0, is_bucket: bool = False) -> None:
+    def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds that a request waits for data."""
         super().__init__(timeout)
         self.repo_id = repo_id
         self._api = hub_api(timeout)
-        self._xet = XetStorage(repo_id, timeout, is_bucket)
+        self._xet = XetStorage(repo_id, timeout)
 
     def beside(self, suffix: str) -> str:
         """The URL of another one of the same owner."""

@@ -14,8 +14,7 @@ from typing import Any
 
 from snapshot.disk.files import visible
 from snapshot.errors import SnapshotError
-from store.bucket import Bucket
-from store.file_system import FileSystem
+from store.file_system import BUCKETS, FileSystem
 from store.files_attempt import FilesAttempt
 from store.files_ownership import FilesOwnership
 from store.ownership import Ownership
@@ -25,7 +24,7 @@ from store.repo_ownership import RepoOwnership
 from store.store import BRANCH, PREFIX, Attempt, Store, UploadTarget
 
 NAMED_FILES = re.compile(
-    rf"{PREFIX}buckets/{REPO_ID.pattern}|(?!{PREFIX})[a-z][a-z0-9+.-]*://.+", re.IGNORECASE
+    rf"{BUCKETS}{REPO_ID.pattern}(/.*)?|(?!{PREFIX})[a-z][a-z0-9+.-]*://.+", re.IGNORECASE
 )
 """A store of files: a bucket of the Hub, or any other URL."""
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
@@ -37,38 +36,35 @@ class Kind:
     """A kind of store."""
 
     open: Callable[[str, float], Store]
-    """From its URL, or the name in that, and a timeout in seconds."""
+    """From its URL and a timeout in seconds."""
     attempt: Callable[[Any, UploadTarget, Notify], Attempt]
     """The uploads to such a store; sentences for the user go to the last argument."""
     ownership: Callable[[Any], Ownership]
     """Who owns the run of such a store."""
 
 
-KINDS = {  # the first beginning that a URL has, which is not part of the name
-    f"{PREFIX}buckets/": Kind(Bucket, FilesAttempt, FilesOwnership),
-    PREFIX: Kind(Hub, RepoAttempt, RepoOwnership),
-    "": Kind(FileSystem, FilesAttempt, FilesOwnership),
-}
+FILES = Kind(FileSystem, FilesAttempt, FilesOwnership)
+REPO = Kind(lambda url, timeout: Hub(url.removeprefix(PREFIX), timeout), RepoAttempt, RepoOwnership)
+KINDS = {BUCKETS: FILES, PREFIX: REPO, "": FILES}  # the first beginning that a URL has
 
 
 def open_store(url: str, timeout: float = 60.0) -> Store:
     """The store at a URL. Makes no request. Raises SnapshotError for one that is none."""
-    beginning = _beginning_of(url)
-    return KINDS[beginning].open(url.removeprefix(beginning), timeout)
+    return _kind_of(url).open(url, timeout)
 
 
 def begin_attempt(target: UploadTarget, notify: Notify) -> Attempt:
     """The uploads of an attempt to its store."""
-    return KINDS[_beginning_of(target.hub.url)].attempt(target.hub, target, notify)
+    return _kind_of(target.hub.url).attempt(target.hub, target, notify)
 
 
 def ownership_of(store: Store) -> Ownership:
     """Who owns the run of a store."""
-    return KINDS[_beginning_of(store.url)].ownership(store)
+    return _kind_of(store.url).ownership(store)
 
 
-def _beginning_of(url: str) -> str:
-    return next(beginning for beginning in KINDS if url.startswith(beginning))
+def _kind_of(url: str) -> Kind:
+    return next(kind for beginning, kind in KINDS.items() if url.startswith(beginning))
 
 
 def named_repo(name: str) -> tuple[str, str] | None:
@@ -94,7 +90,7 @@ def named_repo(name: str) -> tuple[str, str] | None:
 def named_store(name: str, timeout: float = 60.0) -> tuple[Store, str] | None:
     """The store that a name means, and the revision; None for a path.
 
-    It is a repo, a bucket (`hf://buckets/owner/name`) or any URL. Raises SnapshotError as
+    It is a repo or any URL (of a bucket, `hf://buckets/owner/name`). Raises SnapshotError as
     `named_repo` and `open_store` do.
     """
     if NAMED_FILES.fullmatch(name):

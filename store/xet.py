@@ -26,7 +26,6 @@ from tqdm import tqdm
 
 from data.printable import printable
 from store.errors import (
-    BUCKETS,
     DISK_ERRORS,
     TRANSIENT_STATUSES,
     HubError,
@@ -70,16 +69,14 @@ def is_available() -> bool:
 
 
 class XetStorage:
-    """The Xet storage of one model repo, or of one bucket.
+    """The Xet storage of one model repo.
 
     Every method raises NoXet, HubError, and OSError for an error of the local disk.
     """
 
-    def __init__(self, repo_id: str, timeout: float, is_bucket: bool = False) -> None:
+    def __init__(self, repo_id: str, timeout: float) -> None:
         """`timeout`: seconds after which a transfer ends if no byte moves."""
         self.repo_id, self.timeout = repo_id, timeout
-        self._kind = "buckets" if is_bucket else "models"
-        self._name = f"hf://{BUCKETS}{repo_id}" if is_bucket else repo_id
 
     def upload(
         self, paths: Sequence[Path], revision: str = ""
@@ -142,7 +139,7 @@ class XetStorage:
     def _connection(self, scope: str, revision: str) -> dict[str, Any]:
         """Where the storage is, and a token for it that hf_xet renews before it expires."""
         _check_cache()
-        url = f"{constants.ENDPOINT}/api/{self._kind}/{self.repo_id}/xet-{scope}-token"
+        url = f"{constants.ENDPOINT}/api/models/{self.repo_id}/xet-{scope}-token"
         if revision:
             url += f"/{revision}"
         headers = build_hf_headers()
@@ -187,7 +184,7 @@ class XetStorage:
             found = STATUS.search(reason)
             status = int(found[1]) if found else 0
             if status == 404 and downloading is not None:
-                raise lost_file(self._name, downloading, "HTTP 404") from error
+                raise lost_file(self.repo_id, downloading, "HTTP 404") from error
             if 400 <= status < 500 and status not in (RENEWED, *TRANSIENT_STATUSES):
                 raise HubRefused(
                     f"the Hub's storage refuses (HTTP {status}). Check the token's permissions on "

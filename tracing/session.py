@@ -66,7 +66,7 @@ def load_traced_config(arguments: list[str]) -> Config:
             f"a trace would be written to {config.run.dir}, which holds a run with snapshots. Name "
             "another run.dir."
         )
-    config.run.tracker, config.hub.repo_id, config.hub.bucket, config.hub.url = (None,) * 4
+    config.run.tracker, config.hub.repo_id, config.hub.url = (None,) * 3
     config.snapshot.resume, config.snapshot.every = "auto", NEVER
     config.snapshot.every_minutes = None
     config.train.sample_every, config.train.log_every = 0, NEVER

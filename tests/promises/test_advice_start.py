@@ -20,13 +20,13 @@ from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import merge
 from snapshot.start import check_can_move_aside
-from store.bucket import Bucket
 from store.errors import HubError
+from store.file_system import FileSystem
 from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
 from training.run.same_run import refuse_other_run
 
-BUCKET = "hub.bucket=me/run"
+BUCKET = "hub.url=hf://buckets/me/run"
 NEVER = "snapshot.resume=never"
 
 
@@ -166,7 +166,7 @@ def test_a_folder_in_use_or_not_to_be_written(a_run, begins, refused, tmp_path):
 def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> None:
     """A bucket with a snapshot, or with notes."""
     bucket = hub.create_bucket(name, private)
-    content = Bucket(name, 5.0)
+    content = FileSystem(f"hf://buckets/{name}", 5.0)
     files = {"notes.txt": Path(__file__)}
     if snapshot is not None:
         place = f"{read_state(snapshot).run_id}/{'a' * 32}/step-00000010"
@@ -181,28 +181,28 @@ def test_a_bucket_of_another_run(near_hub, a_run, begins, refused, finished_run,
     in_bucket(near_hub, "me/run", of_another_run(finished_run, tmp_path / "other"))
     said = refused("run.name=mine", BUCKET)
     assert "name another repo, or replace what this one holds with hub.takeover=true" in said
-    assert begins("run.name=mine", "hub.bucket=me/other") == 30
+    assert begins("run.name=mine", "hub.url=hf://buckets/me/other") == 30
     assert begins("run.name=mine", BUCKET, "hub.takeover=true") == 30
     assert "to continue the run in the repo, give another run.name" in said
     assert begins("run.name=third", BUCKET) == 10
     said = refused("run.name=fourth", BUCKET, NEVER)
     assert "Name a new repo; hub.takeover=true replaces what is in this one" in said
-    assert begins("run.name=fourth", "hub.bucket=me/other", NEVER) is None
+    assert begins("run.name=fourth", "hub.url=hf://buckets/me/other", NEVER) is None
     assert begins("run.name=fourth", BUCKET, NEVER, "hub.takeover=true") is None
     named = "snapshot.resume=hf://buckets/me/run"
-    assert begins("run.name=fifth", "hub.bucket=me/fifth", named) == 10
+    assert begins("run.name=fifth", "hub.url=hf://buckets/me/fifth", named) == 10
 
 
 @pytest.mark.parametrize("near_hub", ["Xet"], indirect=True)
 def test_a_bucket_of_something_else_or_public(near_hub, begins, refused):
     in_bucket(near_hub, "me/run", None)
     assert "Name one that is new or empty" in refused("run.name=new", BUCKET)
-    assert begins("run.name=new", "hub.bucket=me/new") is None
+    assert begins("run.name=new", "hub.url=hf://buckets/me/new") is None
     near_hub.create_bucket("me/public", private=False)
-    said = refused("run.name=public", "hub.bucket=me/public")
+    said = refused("run.name=public", "hub.url=hf://buckets/me/public")
     assert "Make it private, name another, or allow it with hub.private=false" in said
-    assert begins("run.name=public", "hub.bucket=me/public", "hub.private=false") is None
-    assert begins("run.name=public", "hub.bucket=me/another") is None
+    assert begins("run.name=public", "hub.url=hf://buckets/me/public", "hub.private=false") is None
+    assert begins("run.name=public", "hub.url=hf://buckets/me/another") is None
 
 
 def test_what_is_not_to_be_merged(a_run, tmp_path):

@@ -84,7 +84,9 @@ def test_a_planted_fault_is_found(small, tmp_path, fault):
 @pytest.fixture(params=["repo", "bucket"])
 def words_of_store(request, hub):
     """The words of a run whose store is on the loopback Hub."""
-    return {"repo": ["hub.repo_id=me/run"], "bucket": ["hub.bucket=me/run"]}[request.param]
+    return {"repo": ["hub.repo_id=me/run"], "bucket": ["hub.url=hf://buckets/me/run"]}[
+        request.param
+    ]
 
 
 @pytest.mark.slow

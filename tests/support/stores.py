@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -20,7 +19,6 @@ import pytest
 
 import hubs
 from loopback_hub import LoopbackHub
-from store.bucket import Bucket
 from store.file_system import FileSystem
 from store.files import Files
 
@@ -92,30 +90,24 @@ class HubBucket(Place):
     """A bucket of the loopback Hub."""
 
     def __init__(self, hub: LoopbackHub) -> None:
-        self.hub = hub
-        self.url, self.key = "hf://buckets/me/run", "hub.bucket=me/run"
+        self.hub, self.bucket = hub, hub.create_bucket("me/run")
+        self.url, self.key = "hf://buckets/me/run", "hub.url=hf://buckets/me/run"
         self.environment = hub.environment()
 
     def open(self, timeout: float = 5.0) -> Files:
-        return Bucket("me/run", timeout)
+        return FileSystem(self.url, timeout)
 
     def paths(self) -> list[str]:
-        bucket = self.hub.bucket("me/run")
-        return [] if bucket is None else sorted(bucket.files)
+        return sorted(self.bucket.files)
 
     def read(self, path: str) -> bytes:
-        return self.hub.bucket("me/run").read(path)
+        return self.bucket.read(path)
 
     def put(self, path: str, content: bytes) -> None:
-        if self.hub.bucket("me/run") is None:
-            self.hub.create_bucket("me/run")
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "file"
-            file.write_bytes(content)
-            self.open().send({path: file})
+        self.open().put({path: content})
 
     def remove(self, path: str) -> None:
-        self.hub.bucket("me/run").put(path, None)
+        self.bucket.put(path, None)
 
 
 @dataclass
@@ -265,8 +257,6 @@ def _hub_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place
 
 KINDS = {"a folder": _folder, "S3": _s3, "a bucket of the Hub": _hub_bucket}
 """Every kind of store of files: a new one is a line here, and all tests of stores run with it."""
-FILE_SYSTEMS = [kind for kind in KINDS if kind != "a bucket of the Hub"]
-"""Those that `hub.url` names and fsspec opens."""
 
 
 def cases(kinds: Iterable[str]) -> list[Any]:

@@ -34,7 +34,7 @@ from training.run.signals import LAST_WORDS_SECONDS, Signals
 
 
 def store_of(config: Config) -> RunStore | None:
-    """The store that `hub.url`, `hub.bucket` or `hub.repo_id` names; None without."""
+    """The store that `hub.url` or `hub.repo_id` names; None without."""
     hub = config.hub
     if hub.store_url is None:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
-from store.bucket import Bucket
 from store.latest import Latest, latest_as_bytes
 from store.repo import Hub
-from store.store import Best, Card, Policy, UploadTarget
+from store.store import Best, Card
 from store.uploader import Uploader
 
 pytestmark = pytest.mark.filterwarnings(
@@ -172,72 +170,6 @@ def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, tak
     # What was in the place of somebody's file is a manifest's, and is gone.
     kept = sum(entry.size for entry in repo.files("main").values() if entry.is_lfs)
     assert repo.contents.bytes_of_large() == kept
-
-
-def bucket_uploads(run_id: str, attempt_id: str, ended: tuple[str, ...] = (), **more) -> Uploader:
-    policy = Policy(keep=1, min_interval=0.0, squash_every=None, private=True, takeover=False)
-    policy = replace(policy, **more)
-    bucket = Bucket(hubs.REPO, 1.0)
-    return Uploader(UploadTarget(bucket, policy, run_id, attempt_id, ended_attempts=ended))
-
-
-def put(bucket: Bucket, folder: Path, files: dict[str, bytes]) -> None:
-    """Files in a bucket that no run uploaded."""
-    folder.mkdir()
-    for number, content in enumerate(files.values()):
-        (folder / str(number)).write_bytes(content)
-    bucket.send({path: folder / str(number) for number, path in enumerate(files)})
-
-
-@pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
-def test_what_no_manifest_names_stays_in_a_bucket(near_hub, snapshot_of, tmp_path, takes_over):
-    there = near_hub.create_bucket(hubs.REPO)
-    upload(bucket_uploads(RUN, FIRST, keep=3), *map(snapshot_of, (1, 2)))
-    mine = {
-        f"{RUN}/{FIRST}/step-00000001/notes.txt": b"in a snapshot",
-        f"{RUN}/{FIRST}/step-00000002/model.safetensors": b"in place of a snapshot's",
-    }
-    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", mine)
-    later = bucket_uploads(OTHER_RUN if takes_over else RUN, SECOND, takeover=takes_over)
-    upload(later, *map(snapshot_of, (4, 5)))
-    assert {path: there.read(path) for path in mine} == mine
-    snapshots = {path for path in there.files if "/step-" in path} - mine.keys()
-    assert {path.split("/")[2] for path in snapshots} == {"step-00000005"}
-
-
-def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(near_hub, snapshot_of, tmp_path):
-    there = near_hub.create_bucket(hubs.REPO)
-    upload(bucket_uploads(RUN, FIRST, keep=3), snapshot_of(1), snapshot_of(2))
-    cut = f"{RUN}/{FIRST}/step-00000001/"
-    Bucket(hubs.REPO, 1.0).delete([f"{cut}manifest.json"])
-    mine = {f"{cut}notes.json": b"{}", f"{cut}lora.safetensors": b"mine"}
-    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", mine)
-    written = {path.name for path in snapshot_of(1).iterdir()} - {"manifest.json"}
-    assert {path.removeprefix(cut) for path in there.files if path.startswith(cut)} > written
-    upload(bucket_uploads(RUN, SECOND, (FIRST,)), *map(snapshot_of, (4, 5)))
-    assert {path for path in there.files if path.startswith(cut)} == set(mine)
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["a/b/step-00000001/weights.safetensors", f"{RUN}/{FIRST}/metrics/notes.txt", "latest.json"],
-)
-def test_a_bucket_that_only_looks_like_a_run_s_is_refused(near_hub, tmp_path, path):
-    near_hub.create_bucket(hubs.REPO)
-    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", {path: b"mine"})
-    for takeover in (False, True):
-        own = RunStore(Bucket(hubs.REPO, 1.0), private=True, takeover=takeover)
-        for resume in ("auto", "never"):
-            with pytest.raises(SnapshotError, match=r"which no run of this project uploaded"):
-                choose_start(tmp_path / "run", resume, own)
-
-
-def test_a_bucket_with_another_program_s_manifest_is_refused(near_hub, tmp_path):
-    near_hub.create_bucket(hubs.REPO)
-    path = f"{RUN}/{FIRST}/step-00000001/manifest.json"
-    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", {path: b'{"files": 3}'})
-    with pytest.raises(SnapshotError, match="is not a manifest of this format"):
-        choose_start(tmp_path / "run", "auto", RunStore(Bucket(hubs.REPO, 1.0), True, True))
 
 
 def test_a_run_s_repo_without_a_format_version_is_known(near_hub, finished_run):

@@ -234,20 +234,16 @@ def test_an_owner_that_was_paused_finds_itself_replaced(machines, hub):
     assert len(attempts_in_order(hub)) == 2
 
 
-@pytest.mark.parametrize("key", ["hub.url", "hub.bucket"])
-def test_the_same_in_a_store_of_files(small, hub, tmp_path, key):
-    """A shared folder, and a bucket of the Hub. The one that took over ends well."""
-    place = {"hub.url": f"file://{tmp_path}/shared", "hub.bucket": "me/files"}[key]
-    words = overrides(small, Path("{run_dir}"), f"{key}={place}", "hub.repo_id=null")
+def test_the_same_in_a_store_of_files(small, hub, tmp_path):
+    """The one that took over ends well."""
+    place = f"file://{tmp_path}/shared"
+    words = overrides(small, Path("{run_dir}"), f"hub.url={place}", "hub.repo_id=null")
     words = [*words, "train.max_steps=400"]
     script = "tests/support/slow_steps.py"
 
     def manifests() -> list[str]:
-        if key == "hub.bucket":
-            paths = [] if hub.bucket(place) is None else [*hub.bucket(place).files]
-        else:
-            found = (tmp_path / "shared").rglob("*")
-            paths = [path.relative_to(tmp_path / "shared").as_posix() for path in found]
+        found = (tmp_path / "shared").rglob("*")
+        paths = [path.relative_to(tmp_path / "shared").as_posix() for path in found]
         return [path for path in paths if path.endswith("manifest.json")]
 
     with ExitStack() as stack:

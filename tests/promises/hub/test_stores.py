@@ -1,7 +1,4 @@
-"""Promises 2 to 4 with a store of files: a folder, S3, a bucket of the Hub.
-
-What only a bucket of the Hub can do wrong is in test_buckets.
-"""
+"""Promises 2 to 4 with a store of files: a folder, S3, a bucket of the Hub."""
 
 from __future__ import annotations
 
@@ -96,6 +93,13 @@ def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
         assert uploads.status().failure_text is None, uploads.status()
 
 
+def best_known(place: stores.Place) -> tuple[int, float | None]:
+    """Step and loss of the best snapshot, as another machine sees it."""
+    remote = place.open()
+    latest = remote.latest("", remote.files(""))
+    return latest.best_step, latest.best_loss
+
+
 def started(place: stores.Place, run_dir: Path, takeover: bool = False, resume: str = "auto"):
     return choose_start(run_dir, resume, RunStore(place.open(), private=True, takeover=takeover))
 
@@ -150,6 +154,84 @@ def test_pruned_are_all_but_the_newest_milestones_and_the_best(place, snapshot_o
     assert_whole(place)
 
 
+@pytest.mark.slow  # promises/hub/test_hub_faults has the same with a repo
+def test_a_hundred_snapshots_stay_within_four(folder, snapshot_of):
+    uploads, most = uploader(folder), 0
+    size = sum(path.stat().st_size for path in snapshot_of(1).iterdir())
+    for step in range(1, 101):
+        snapshot = snapshot_of(step)
+        upload(uploads, snapshot)
+        shutil.rmtree(snapshot)
+        most = max(most, sum((folder.folder / path).stat().st_size for path in folder.paths()))
+    assert most < 4 * size
+    assert folder.steps() == [98, 99, 100]
+    print(f"{most / size:.2f} snapshots at most, the present files")
+
+
+def test_the_best_snapshot_is_uploaded_even_after_newer_ones(folder, snapshot_of):
+    uploads, best = uploader(folder, keep=1), Best(2, 1.0, snapshot_of(2))
+    upload(uploads, snapshot_of(1))
+    upload(uploads, snapshot_of(3), best=best)  # step 2 was not uploaded: the newest wins
+    upload(uploads, *map(snapshot_of, (4, 5)), best=best)
+    assert folder.steps() == [2, 5]
+    # A later attempt that keeps none leaves it there, and the one after still knows it.
+    for attempt, steps in ((SECOND, (6, 7)), ("c" * 32, (8,))):
+        assert best_known(folder) == (2, 1.0)
+        remote = folder.open()
+        known = remote.latest("", remote.files(""))
+        later = uploader(folder, attempt_id=attempt, keep=1, known_latest=known, was_read=True)
+        upload(later, *map(snapshot_of, steps))
+    assert folder.steps() == [2, 8]
+    assert_whole(folder)
+
+
+def test_a_best_json_whose_snapshot_a_store_has_not_is_ignored(folder, snapshot_of):
+    """Or the next best one would have to be better than a loss that no snapshot has."""
+    upload(uploader(folder), snapshot_of(3))
+    for step, best in ((2, (0, None)), (3, (3, 1.0))):
+        folder.put(f"{RUN}/{FIRST}/best.json", f'{{"step": {step}, "loss": 1.0}}'.encode())
+        assert best_known(folder) == best
+
+
+def test_a_snapshot_that_is_damaged_there_is_passed_over(folder, finished_run, tmp_path):
+    run_id = read_state(runs.snapshot(finished_run, 10)).run_id
+    uploads = uploader(folder, run_id)
+    upload(uploads, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
+    attempt = f"{run_id}/{FIRST}"
+    folder.remove(f"{attempt}/step-00000030/model.safetensors")
+    older = folder.read(f"{attempt}/step-00000010/optimizer.safetensors")
+    folder.put(f"{attempt}/step-00000020/optimizer.safetensors", older)
+    begun = started(folder, tmp_path / "run")
+    assert begun.state.step == 10
+    assert "model.safetensors is missing" in begun.warnings[0]
+    assert "optimizer.safetensors has changed" in begun.warnings[1]
+
+
+def test_what_another_attempt_is_uploading_is_not_deleted(s3, snapshot_of):
+    first = uploader(s3, attempt_id=FIRST, keep=1)
+    upload(first, snapshot_of(5))
+    slow = s3.fault("hang", "PUT", path="step-00000007/manifest")
+    other = uploader(s3, attempt_id=SECOND, keep=1, was_read=True)
+    other.offer(snapshot_of(7), Card(""))  # its contents are there, and its manifest hangs
+    stores.wait_for(lambda: slow.hits)
+    upload(first, *map(snapshot_of, (10, 11, 12)))
+    assert f"{RUN}/{SECOND}/step-00000007/model.safetensors" in s3.paths()
+    assert other.flush(60)
+    assert_whole(s3)
+    assert s3.steps() == [7, 12]
+
+
+def test_leavings_of_an_attempt_that_is_over_are_deleted(folder, snapshot_of):
+    upload(uploader(folder, attempt_id=FIRST), snapshot_of(5))
+    half = folder.read(f"{RUN}/{FIRST}/step-00000005/model.safetensors")
+    folder.put(f"{RUN}/{FIRST}/step-00000006/model.safetensors", half)
+    ended = {"ended_attempts": (FIRST,), "was_read": True}
+    upload(uploader(folder, attempt_id=SECOND, keep=1, **ended), snapshot_of(10))
+    assert {path.rpartition("/")[0] for path in folder.paths() if "/step-" in path} == {
+        f"{RUN}/{SECOND}/step-00000010"
+    }
+
+
 def test_a_snapshot_that_may_not_be_deleted_keeps_no_other(folder, snapshot_of, monkeypatch):
     """Object Lock and retention rules of a bucket refuse deletions."""
     delete = FileSystem.delete
@@ -185,7 +267,15 @@ def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
     assert {path.split("/")[2] for path in others} == {"step-00000005"}
 
 
-@pytest.mark.parametrize("path", ["notes.txt", f"{RUN}/{FIRST}/metrics/notes.txt", "latest.json"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "notes.txt",
+        "a/b/step-00000001/weights.safetensors",
+        f"{RUN}/{FIRST}/metrics/notes.txt",
+        "latest.json",
+    ],
+)
 def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
     place.put(path, b"mine")
     for takeover in (False, True):
@@ -198,6 +288,27 @@ def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
     assert late.status().off
     assert place.paths() == [path]
     assert place.read(path) == b"mine"
+
+
+def test_a_store_with_another_program_s_manifest_is_refused(folder, tmp_path):
+    folder.put(f"{RUN}/{FIRST}/step-00000001/manifest.json", b'{"files": 3}')
+    with pytest.raises(SnapshotError, match="is not a manifest of this format"):
+        started(folder, tmp_path / "run", takeover=True)
+
+
+def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(folder, snapshot_of):
+    upload(uploader(folder), snapshot_of(1), snapshot_of(2))
+    cut = f"{RUN}/{FIRST}/step-00000001/"
+    folder.remove(f"{cut}manifest.json")
+    mine = {f"{cut}notes.json": b"{}", f"{cut}lora.safetensors": b"mine"}
+    for path, content in mine.items():
+        folder.put(path, content)
+    written = {path.name for path in snapshot_of(1).iterdir()} - {"manifest.json"}
+    there = {path.removeprefix(cut) for path in folder.paths() if path.startswith(cut)}
+    assert there > written
+    ended = {"ended_attempts": (FIRST,), "was_read": True}
+    upload(uploader(folder, attempt_id=SECOND, keep=1, **ended), *map(snapshot_of, (4, 5)))
+    assert {path for path in folder.paths() if path.startswith(cut)} == set(mine)
 
 
 def test_files_of_file_managers_are_ignored_and_stay(place, snapshot_of, tmp_path):
@@ -257,7 +368,7 @@ def test_two_attempts_of_a_run_damage_nothing(place, snapshot_of):
     assert (latest.attempt_id, latest.step) == (SECOND, 13)
 
 
-@pytest.mark.parametrize("kind", stores.cases(stores.FILE_SYSTEMS))
+@pytest.mark.parametrize("kind", stores.cases(["a folder", "S3"]))
 def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
     kind, snapshot_of, tmp_path, monkeypatch
 ):
@@ -329,6 +440,46 @@ def test_a_fault_of_s3_costs_no_snapshot(s3, finished_run, tmp_path, monkeypatch
     assert started(s3, tmp_path / "run").state.step == 30
 
 
+FAULTS_OF_THE_HUB = {
+    "a hang of the contents": ("xorb", "hang", {}),
+    "a hang after the contents": ("shard", "hang", {}),
+    "a hang of the batch": ("bucket-batch", "hang", {"after": 1}),
+    "a reset of the listing": ("bucket-tree", "reset", {"after": 1}),
+    "the answer to a batch lost": ("bucket-batch", "lost-answer", {"times": 2}),
+    "a batch that is not applied": ("bucket-batch", "partial", {"times": 2}),
+    "403 on the batch": ("bucket-batch", "status", {"status": 403, "after": 1}),
+    "503 on the contents": ("xorb", "status", {"status": 503, "times": 8}),
+    "a download that hangs": ("bucket-get", "hang", {}),
+    "a download that is cut off": ("bucket-get", "truncated", {}),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one, marks=() if one == "a hang after the contents" else pytest.mark.thorough)
+        for one in FAULTS_OF_THE_HUB
+    ],
+)
+def test_a_fault_of_a_bucket_of_the_hub_costs_no_snapshot(
+    finished_run, tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
+    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+    endpoint, kind, more = FAULTS_OF_THE_HUB[name]
+    with stores.place("a bucket of the Hub", tmp_path, monkeypatch) as place:
+        uploads = uploader(place, read_state(snapshots[0]).run_id, timeout=1.0, keep=1)
+        fault = place.hub.fault(endpoint, kind, **more)
+        for folder in snapshots:
+            uploads.offer(folder, Card(""))
+            stores.wait_for(lambda: uploads.flush(60))
+        assert (uploads.status().step, place.steps()[-1]) == (30, 30)
+        assert_whole(place)
+        assert "hf_loopback" not in "".join(uploads.messages())
+        assert started(place, tmp_path / "run").state.step == 30
+        assert fault.hits
+
+
 def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch):
     monkeypatch.setattr("store.file_system.BLOCK_BYTES", 5 << 20)
     content = random.Random(1).randbytes(12 << 20)
@@ -349,7 +500,7 @@ def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch
     assert (tmp_path / "back" / path).read_bytes() == content
 
 
-@pytest.mark.parametrize("kind", stores.cases(stores.FILE_SYSTEMS))
+@pytest.mark.parametrize("kind", stores.cases(stores.KINDS))
 def test_a_file_of_somebody_else_is_never_replaced(kind, tmp_path, monkeypatch):
     path = f"{RUN}/{FIRST}/step-00000001/model.safetensors"
     (tmp_path / "new").write_bytes(b"a run's")
@@ -389,8 +540,7 @@ def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monke
         ("hub.url=https://a/b",): "must be the URL of a folder that can be written",
         ("hub.url=out/run",): "must be the URL of a folder",
         ("hub.url=s3://me:secret@a/b",): "must hold no user, password or query",
-        ("hub.url=s3://a/b", "hub.bucket=me/run"): "excludes hub.bucket=me/run: a run",
-        ("hub.url=s3://a/b", "hub.repo_id=me/run"): "excludes hub.repo_id=me/run: a run",
+        ("hub.url=s3://a/b", "hub.repo_id=me/run"): "excludes hub.repo_id=me/run",
         ("hub.url=hf://buckets/me",): "must have the form hf://buckets/owner/name",
     }.items():
         with pytest.raises(ConfigError) as refused:
@@ -416,11 +566,10 @@ def words(place: stores.Place, run_dir: Path, *more: str) -> list[str]:
     return ["model.dropout=0.1", "train.eval_every=100", place.key, *mine]
 
 
-@pytest.mark.parametrize("kind", stores.cases(stores.FILE_SYSTEMS))
+@pytest.mark.parametrize("kind", stores.cases(stores.KINDS))
 def test_a_run_goes_on_from_its_store_on_another_machine(
     kind, finished_run, small, tmp_path, monkeypatch
 ):
-    """With a bucket of the Hub: test_buckets."""
     with stores.place(kind, tmp_path, monkeypatch) as place:
         here, there = tmp_path / "here", tmp_path / "there"
         mine = words(place, here, "train.max_steps=30", "run.name=run")
@@ -446,7 +595,7 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", stores.FILE_SYSTEMS)
+@pytest.mark.parametrize("kind", stores.KINDS)
 def test_killed_while_uploading_the_store_is_whole(
     kind, finished_run, small, tmp_path, monkeypatch
 ):

@@ -20,7 +20,7 @@ import hubs
 import runs
 from loopback_hub import LoopbackHub
 from store import http
-from store.bucket import Bucket
+from store.file_system import FileSystem
 from store.repo import Hub
 from store.store import Best
 
@@ -125,7 +125,7 @@ def test_no_request_is_cut_off_when_the_store_is_named_again():
     Hub(hubs.REPO, 5.0)
     client = get_session()
     Hub("me/model", 5.0)
-    Bucket("me/bucket", 5.0)
+    FileSystem("hf://buckets/me/run", 5.0)
     assert get_session() is client
     assert not client.is_closed
     assert client.timeout.read == 5.0

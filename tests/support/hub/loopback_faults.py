@@ -12,6 +12,7 @@ ENDPOINTS = frozenset(
         *("verify", "commit", "tree", "paths-info", "resolve-head", "resolve-get", "blob-get"),
         *("refs", "commits", "branch", "tag", "squash", "validate-yaml"),
         *("lfs-delete", "bucket-create", "bucket-info", "bucket-tree", "bucket-batch"),
+        "bucket-get",
         *("xet-write-token", "xet-read-token", "xet-chunk", "xorb", "shard", "reconstruction"),
         "xorb-get",
     }

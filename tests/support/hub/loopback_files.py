@@ -10,6 +10,8 @@ from math import ceil
 from typing import Any
 from urllib.parse import quote
 
+import loopback_buckets
+from loopback_buckets import Bucket
 from loopback_contents import Refusal
 from loopback_messages import Answer, Call, Stretch, error_answer, json_answer
 from loopback_routes import (
@@ -269,7 +271,16 @@ def _blob(call: Call) -> Answer:
     return _content(call, repo, oid, {"ETag": f'"{oid}"'})
 
 
-def _content(call: Call, repo: Repo, sha256: str, headers: dict[str, str]) -> Answer:
+@ROUTES.answers("bucket-get", "GET", "/buckets/{repo}/resolve/{path}")
+def _bucket_get(call: Call) -> Answer:
+    bucket = loopback_buckets.readable(call)
+    stored = bucket.files.get(call.names["path"])
+    if stored is None:
+        return error_answer(404, "Entry not found", "EntryNotFound")
+    return _content(call, bucket, stored.sha256, {"ETag": f'"{stored.xet_hash}"'})
+
+
+def _content(call: Call, repo: Repo | Bucket, sha256: str, headers: dict[str, str]) -> Answer:
     """A content, or the range of it that the request asks for."""
     path = repo.contents.path(sha256)
     size = path.stat().st_size

@@ -9,6 +9,7 @@ client does without: upload grants, shards v2, reconstructions v2, deduplication
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import struct
@@ -138,6 +139,11 @@ class XetStore:
                 with self._lock:
                     if term.end > len(self._ends.get(term.xorb, [])):
                         raise Refusal(400, f"There is no chunk {term.end - 1} of {term.xorb}")
+            if sha256 is None:
+                if not isinstance(repo, Bucket):
+                    raise Refusal(400, "A file without its SHA-256 cannot be committed here")
+                content = b"".join(part for term in terms for part in self._chunks(term))
+                sha256 = hashlib.sha256(content).hexdigest()
             repo.contents.receive(sha256, (part for term in terms for part in self._chunks(term)))
             with self._lock:
                 self._files[file], self._hashes[sha256] = terms, file
@@ -200,8 +206,8 @@ def _expanded(chunk: bytes, scheme: int) -> bytes:
     return whole.tobytes()
 
 
-def _files_of(shard: bytes) -> Iterator[tuple[str, str, list[Term]]]:
-    """The files of a shard: Xet hash, SHA-256 and terms of each."""
+def _files_of(shard: bytes) -> Iterator[tuple[str, str | None, list[Term]]]:
+    """The files of a shard: Xet hash, SHA-256 and terms of each. A bucket needs no SHA-256."""
     records = RECORD.iter_unpack(
         shard[SHARD_HEADER_BYTES : len(shard) - (len(shard) - SHARD_HEADER_BYTES) % RECORD.size]
     )
@@ -215,10 +221,8 @@ def _files_of(shard: bytes) -> Iterator[tuple[str, str, list[Term]]]:
         if flags & HAS_VERIFICATION:
             for _ in range(count):
                 next(records)
-        if not flags & HAS_SHA256:
-            raise Refusal(400, "A file without its SHA-256 cannot be committed here")
-        sha256, *_ = next(records)
-        yield hex_of(name), hex_of(sha256), terms
+        sha256 = hex_of(next(records)[0]) if flags & HAS_SHA256 else None
+        yield hex_of(name), sha256, terms
 
 
 def hex_of(name: bytes) -> str:
@@ -243,11 +247,6 @@ def _read_token(call: Call) -> Answer:
 @ROUTES.answers("xet-write-token", "GET", "/api/buckets/{repo}/xet-write-token")
 def _bucket_write_token(call: Call) -> Answer:
     return _token(call, loopback_buckets.writable(call), "write")
-
-
-@ROUTES.answers("xet-read-token", "GET", "/api/buckets/{repo}/xet-read-token")
-def _bucket_read_token(call: Call) -> Answer:
-    return _token(call, loopback_buckets.readable(call), "read")
 
 
 def _token(call: Call, holder: Repo | Bucket, scope: str) -> Answer:

@@ -18,8 +18,8 @@ from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
 from snapshot.run_store import RunStore, newest_state
 from snapshot.start import choose_start, newest_of_disk_and_repo
-from store.bucket import Bucket
 from store.fetch import fetch_for_sampling, newest_whole, read_repo
+from store.file_system import FileSystem
 from store.repo import Hub
 from training.run.uploading import begin_uploads
 
@@ -39,39 +39,39 @@ def full_temporary_folder(tmp_path, monkeypatch):
         yield
 
 
-def in_bucket(hub, snapshot) -> None:
-    """Have a snapshot in a bucket, as its run would have uploaded it."""
-    hub.create_bucket(hubs.REPO)
-    uploads = hubs.uploader(
-        Bucket(hubs.REPO, 5.0), run_id=read_state(snapshot).run_id, attempt_id="a" * 32
-    )
+def in_folder(store: FileSystem, snapshot) -> None:
+    """Have a snapshot in a shared folder, as its run would have uploaded it."""
+    store.create(private=True)
+    uploads = hubs.uploader(store, run_id=read_state(snapshot).run_id, attempt_id="a" * 32)
     uploads.offer(snapshot, hubs.card(snapshot))
     assert uploads.flush(30), uploads.status()
 
 
-@pytest.mark.parametrize("make", [Hub, Bucket])
+@pytest.mark.parametrize("kind", ["a repo", "a folder"])
 def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
-    near_hub, finished_run, tmp_path, request, make
+    near_hub, finished_run, tmp_path, request, kind
 ):
     newest = runs.snapshot(finished_run, 30)
-    if make is Hub:
+    remote = FileSystem(f"file://{tmp_path}/shared", 5.0)
+    if kind == "a repo":
+        remote = Hub(hubs.REPO, 5.0)
         hubs.seed(near_hub, newest)
     else:
-        in_bucket(near_hub, newest)
+        in_folder(remote, newest)
     request.getfixturevalue("full_temporary_folder")
-    store = RunStore(make(hubs.REPO, 5.0), private=True, takeover=False)
+    store = RunStore(remote, private=True, takeover=False)
     state = newest_state(store)
-    assert state == (read_state(newest) if make is Hub else None)
+    assert state == (read_state(newest) if kind == "a repo" else None)
     start = newest_of_disk_and_repo(store, newest, read_state(newest), newest.parent, ())
     assert start.folder == newest
-    if make is Hub:
+    if kind == "a repo":
         assert start.warnings == ()  # a repo needs no such folder
         assert start.known_latest.step == 30
         begun = choose_start(tmp_path / "never", "never", store, is_restart=lambda state: True)
         assert begun.fetched
         return
     (warning,) = start.warnings
-    assert "buckets/me/run cannot be read without a temporary file" in warning
+    assert f"{remote.name} cannot be read without a temporary file" in warning
     assert "set TMPDIR" in warning
     with pytest.raises(DiskFault, match="set TMPDIR"):
         choose_start(tmp_path / "empty", "auto", store)

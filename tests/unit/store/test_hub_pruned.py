@@ -12,8 +12,9 @@ from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
-from store.bucket import Bucket
+from store.file_system import FileSystem
 from store.repo import Hub
+from store.store import Store
 
 pytestmark = pytest.mark.filterwarnings(  # huggingface_hub 2.4 calls httpx2 so
     "ignore:Use 'content=:DeprecationWarning"
@@ -24,34 +25,29 @@ pytestmark = pytest.mark.filterwarnings(  # huggingface_hub 2.4 calls httpx2 so
 def pruned_meanwhile(near_hub, finished_run, monkeypatch):
     """A function: for a store of one snapshot, the next one is uploaded while that is downloaded.
 
-    It takes the store's class, how often that happens, and how many snapshots the run keeps.
+    It takes the store, how often that happens, and how many snapshots the run keeps.
     """
 
-    def begin(make: type, times: int = 1, keep: int = 1) -> None:
-        if make is Bucket:
-            near_hub.create_bucket(hubs.REPO)
-        else:
-            near_hub.create(hubs.REPO)
+    def begin(store: Store, times: int = 1, keep: int = 1) -> None:
+        store.create(private=True)
         snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
         run_id = read_state(snapshots[0]).run_id
-        uploads = hubs.uploader(make(hubs.REPO, 5.0), run_id=run_id, attempt_id="a" * 32, keep=keep)
+        uploads = hubs.uploader(store, run_id=run_id, attempt_id="a" * 32, keep=keep)
         waiting = snapshots[1 : 1 + times]
-        # A bucket has the contents by their hashes still, but not the list of a snapshot's files.
-        name = "download_all" if make is Hub else "download"
-        download = getattr(make, name)
+        download = type(store).download_all
 
         def upload(snapshot) -> None:
             uploads.offer(snapshot, hubs.card(snapshot))
             assert uploads.flush(30), uploads.status()
 
         def download_late(self, commit, files, *rest):
-            if waiting and ("model.safetensors" in str(files) or make is Bucket):
+            if waiting and "model.safetensors" in str(files):
                 upload(waiting.pop(0))
             return download(self, commit, files, *rest)
 
         upload(snapshots[0])
         monkeypatch.setattr("snapshot.__main__.compare_logits", lambda *_: "", raising=False)
-        monkeypatch.setattr(make, name, download_late)
+        monkeypatch.setattr(type(store), "download_all", download_late)
 
     return begin
 
@@ -72,26 +68,27 @@ def of_own(tmp_path, store) -> int:
 
 
 def of_named(tmp_path, store) -> int:
-    name = store.hub.name if isinstance(store.hub, Hub) else f"hf://{store.hub.name}"
-    return choose_start(tmp_path / "new", name).state.step
+    return choose_start(tmp_path / "new", store.hub.url).state.step
 
 
 @pytest.mark.parametrize(
-    ("near_hub", "make", "read"),
+    ("near_hub", "is_repo", "read"),
     [
-        ("LFS", Hub, of_sample),
-        ("LFS", Hub, of_verify),
-        ("LFS", Hub, of_own),
-        ("Xet", Hub, of_own),
-        ("Xet", Bucket, of_named),
+        ("LFS", True, of_sample),
+        ("LFS", True, of_verify),
+        ("LFS", True, of_own),
+        ("Xet", True, of_own),
+        ("LFS", False, of_named),
     ],
     indirect=["near_hub"],
 )
 def test_a_pruned_snapshot_has_a_successor_to_download(
-    near_hub, pruned_meanwhile, tmp_path, make, read, capsys
+    near_hub, pruned_meanwhile, tmp_path, is_repo, read, capsys
 ):
-    pruned_meanwhile(make)
-    assert read(tmp_path, RunStore(make(hubs.REPO, 5.0), private=True, takeover=False)) == 20
+    folder = FileSystem(f"file://{tmp_path}/shared", 5.0)
+    store = Hub(hubs.REPO, 5.0) if is_repo else folder
+    pruned_meanwhile(store)
+    assert read(tmp_path, RunStore(store, private=True, takeover=False)) == 20
     if read is of_verify:
         assert f"snapshot  {hubs.REPO}@" in capsys.readouterr().out
 
@@ -100,7 +97,7 @@ def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
     near_hub, pruned_meanwhile, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("store.fetch.MOST_HEADS", 2)
-    pruned_meanwhile(Hub, times=2)
+    pruned_meanwhile(Hub(hubs.REPO, 5.0), times=2)
     with pytest.raises(SnapshotError, match=r"pruned 2 snapshots.*\(hub\.keep\)"):
         of_named(tmp_path, hubs.store())
 
@@ -109,12 +106,12 @@ def test_a_run_that_keeps_more_is_read_as_the_sentence_says(
     near_hub, pruned_meanwhile, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("store.fetch.MOST_HEADS", 2)
-    pruned_meanwhile(Hub, times=2, keep=3)
+    pruned_meanwhile(Hub(hubs.REPO, 5.0), times=2, keep=3)
     assert of_named(tmp_path, hubs.store()) == 10
 
 
 def test_a_commit_that_is_named_and_has_been_pruned(near_hub, pruned_meanwhile, tmp_path):
-    pruned_meanwhile(Hub)
+    pruned_meanwhile(Hub(hubs.REPO, 5.0))
     commit = near_hub.repo(hubs.REPO).head
     with pytest.raises(SnapshotError) as caught:
         find_model(f"{hubs.REPO}@{commit}")
