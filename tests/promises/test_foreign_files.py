@@ -106,7 +106,6 @@ OVERWRITTEN = [
     "config.yaml.new",
     "metrics.jsonl",
     "events.jsonl",
-    "samples.jsonl",
     "best.json",
     "attempts.txt",
     "curves.png",

@@ -5,8 +5,6 @@ Each loads, is trained, generates text, and its snapshot is a model of transform
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors import safe_open
@@ -99,7 +97,7 @@ def test_its_snapshot_is_a_model_of_transformers(folder_of, name, small, tmp_pat
     result = runs.train(*words, f"run.dir={run_dir}")
     assert result.returncode == 0, result.stderr
     assert "optimizer adamw, learning rate 0.0003, by its size" in result.stdout
-    assert read_json_line(run_dir / "samples.jsonl")["step"] == 2
+    assert [one["step"] for one in runs.metrics(run_dir, "sample")] == [2]
     saved = runs.snapshot(run_dir, 2)
     assert_equal_logits(saved)
     before, after = theirs(folder), theirs(saved)
@@ -193,7 +191,3 @@ def test_its_repo_tells_other_programs_where_it_stops(folder_of, small, tmp_path
 
 def _two(folder):
     return runs.rehearsal("ddp_cpu.yaml", folder, 2)
-
-
-def read_json_line(path):
-    return json.loads(path.read_text().splitlines()[0])

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from data.printable import printable, redact_urls
 from store.goodput import Reading
 from store.ownership import duration
-from training.reporting.events import Events, add_sample
+from training.reporting.events import Events
 from training.reporting.machine import Speed
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
@@ -135,14 +135,12 @@ class Console:
             self.events.read_clock(reading)
 
     def sample(self, step: int, text: str, shortened: str = "") -> None:
-        """Print a text that the model has generated between two rules, and keep it.
+        """Print a text that the model has generated between two rules.
 
         `shortened` says how much of it there is, if the time was up.
         """
         heading = f"sample at step {step}" + f", {shortened}" * bool(shortened)
         self.say(f"----- {heading} -----\n{text.strip()}\n-----")
-        if self.events is not None:
-            add_sample(self.events.path.parent, step, text)
 
     def progress(
         self,

@@ -1,7 +1,7 @@
-"""events.jsonl and samples.jsonl: what happened to a run, and the texts that it generated.
+"""events.jsonl: what happened to a run, one JSON object a line.
 
-Both have one JSON object a line. An event has time (UTC), attempt, event, step and text. The file
-travels with the repo of the run, which others may read, so its texts name no folders.
+An event has time (UTC), attempt, event, step and text. The file travels with the repo of the run,
+which others may read, so its texts name no folders.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from store.events import (
     MOST_EVENTS,
     Event,
     as_text,
-    newest_lines,
     parse_events,
     read_events,
 )
 from store.goodput import CLOCK, Reading, readings_in
 
 FOLDERS = re.compile(r"\S*/")
-SAMPLES = "samples.jsonl"
 
 
 class Events:
@@ -117,20 +115,3 @@ def _folders_of(places: Iterable[str]) -> list[str]:
         for path in (PurePath(place), Path(place).expanduser().absolute()):
             found.update(str(folder) for folder in (path, *path.parents) if len(folder.parts) > 1)
     return sorted(found, key=len, reverse=True)
-
-
-def add_sample(run_dir: Path, step: int, text: str) -> None:
-    """Append a sample. A disk that refuses it costs the sample, not the run."""
-    line = json.dumps({"step": step, "text": text})
-    with suppress(OSError), open(run_dir / SAMPLES, "a", encoding="utf-8") as opened:
-        opened.write(f"{line}\n")
-
-
-def read_samples(run_dir: Path) -> dict[int, str]:
-    """The newest samples by step. A step that was repeated after a restart has its last sample."""
-    found: dict[int, str] = {}
-    for line in newest_lines(run_dir / SAMPLES).splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            entry = json.loads(line)
-            found[int(entry["step"])] = str(entry["text"])
-    return found

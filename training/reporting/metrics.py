@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 from config.schema import ConfigError
 
 Record = dict[str, Any]
+KINDS = ("train", "eval", "sample")
+"""The kinds of lines, in the order in which a step adds them."""
 MOST_PLACES = 100
 """For a picture of a long run, lines are read around so many steps."""
 PLACE_BYTES = 3 << 10
@@ -67,15 +69,21 @@ def sample_metrics(path: Path, eval_every: int) -> list[Record]:
     with open(path, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         if size <= MOST_PLACES * PLACE_BYTES:
-            return list(_records(opened, 0, size, figures_at))
+            return _with_loss(_records(opened, 0, size, figures_at))
         last = _newest_step(opened, size)
         records: list[Record] = []
-        before = 0
+        before = place = 0
         for step in _places(last, eval_every):
-            around = _lines_around(opened, step, size, size / max(1, last))
-            records += [record for record in around if before < record["step"] <= step]
+            place = place_after(opened, step, place)
+            around = _lines_before(opened, place)
+            records += [record for record in around if before < record["step"]]
             before = step
         return records
+
+
+def _with_loss(records: Iterable[Record]) -> list[Record]:
+    """All but the samples."""
+    return [record for record in records if record["event"] != "sample"]
 
 
 def newest_step(path: Path) -> int:
@@ -87,23 +95,21 @@ def newest_step(path: Path) -> int:
 
 
 def _newest_step(opened: BinaryIO, size: int) -> int:
-    begin = _line_after(opened, max(0, size - PLACE_BYTES))[0]
-    return max((one["step"] for one in _records(opened, begin, size, figures_at)), default=0)
+    return max((one["step"] for one in _lines_before(opened, size)), default=0)
 
 
-def _lines_around(opened: BinaryIO, step: int, size: int, step_bytes: float) -> Iterator[Record]:
-    """Lines from about `PLACE_BYTES` before the end of a step's lines to a little after it.
+def _lines_before(opened: BinaryIO, end: int) -> list[Record]:
+    """The lines with a loss in `PLACE_BYTES` before an offset.
 
-    Lines have similar lengths, so three guesses are close enough, where a bisection takes thirty.
+    Where a sample fills these, in twice as many, and so on.
     """
-    near = int(step * step_bytes)
-    for _ in range(3):
-        begin, line = _line_after(opened, min(max(0, near), size))
-        if not line.endswith(b"\n"):  # the last line, or half of one
-            break
-        near = begin + int((step + 1 - figures_at(opened, begin, line)["step"]) * step_bytes)
-    begin = _line_after(opened, max(0, near - PLACE_BYTES))[0]
-    yield from _records(opened, begin, min(size, near + PLACE_BYTES // 4), figures_at)
+    length = PLACE_BYTES
+    while True:
+        begin = _line_after(opened, max(0, end - length))[0]
+        found = _with_loss(_records(opened, begin, end, figures_at))
+        if found or length >= end:
+            return found
+        length *= 2
 
 
 def _places(last: int, eval_every: int) -> list[int]:
@@ -168,8 +174,8 @@ def _refuse_earlier(opened: BinaryIO, at: int, step: int) -> None:
     hole, offset = opened.readline(), opened.tell()
     while line := opened.readline():
         found = {} if _is_lost(line) else figures_at(opened, offset, line)
-        # The evaluation of the step follows its snapshot, and is repeated.
-        if found and (found["step"], found["event"] == "eval") <= (step, False):
+        # Evaluation and sample of the step follow its snapshot, and are repeated.
+        if found and (found["step"], found["event"] != "train") <= (step, False):
             _parsed(opened, at, hole)
         offset += len(line)
 
@@ -260,13 +266,13 @@ def _records(
 ) -> Iterator[Record]:
     """The complete lines between two offsets; the first is the beginning of a line."""
     opened.seek(begin)
-    for line in opened.read(end - begin).split(b"\n")[:-1]:
+    for line in opened.read(max(0, end - begin)).split(b"\n")[:-1]:
         yield (parse or _parsed)(opened, begin, line)
         begin += len(line) + 1
 
 
 def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
-    """Event, step and loss of a line, and the speed if it has one."""
+    """Event, step and loss of a line, and the speed if it has one; of a sample, its text."""
     if (ours := LINE.match(line)) is not None:
         with suppress(ValueError):  # such as 1.2.3
             speed = {} if ours[4] is None else {"tokens_per_second": float(ours[4])}
@@ -279,6 +285,13 @@ def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
     return _parsed(opened, begin, line)
 
 
+def is_content(record: Record) -> bool:
+    """Whether a record of untrusted JSON has what a line of its kind is about: loss or text."""
+    if record.get("event") == "sample":
+        return isinstance(record.get("text"), str)
+    return record.get("event") in KINDS and is_finite(record.get("loss"))
+
+
 def is_finite(value: Any) -> bool:
     """Whether a value of untrusted JSON is a number that a float can hold."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
@@ -288,11 +301,11 @@ def _parsed(opened: BinaryIO, begin: int, line: bytes) -> Record:
     try:
         record = json.loads(line.decode())
         known = isinstance(record, dict) and type(record.get("step")) is int
-        known = known and is_finite(record.get("loss"))
+        known = known and is_content(record)
         known = known and is_finite(record.get("tokens_per_second", 0))
     except (ValueError, RecursionError):
         known = False
-    if known and record.get("event") in ("train", "eval"):
+    if known:
         return record
     opened.seek(0)
     blocks = (min(COUNTED_AT_ONCE, begin - at) for at in range(0, begin, COUNTED_AT_ONCE))

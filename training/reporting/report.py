@@ -33,6 +33,9 @@ from training.reporting.timing import PhaseClock
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
 
+LONGEST_SAMPLE = 4_000
+"""Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -229,6 +232,11 @@ class Report:
         self.record([record if per_byte is None else record | {"bits_per_byte": per_byte}])
         words = "" if per_byte is None else f", {per_byte:.4f} bits per byte"
         self.console.say(f"step {step}: held-out loss {loss:.4f}{words}")
+
+    def sample(self, step: int, text: str, shortened: str) -> None:
+        """Report a text that the model has generated; `shortened` says how much of it there is."""
+        self.record([{"event": "sample", "step": step, "text": text[:LONGEST_SAMPLE]}])
+        self.console.sample(step, text, shortened)
 
     def refuse_broken(self, step: int, loss: float) -> None:
         """Raise TrainingStopped when the held-out loss after a step is not finite."""

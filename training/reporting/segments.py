@@ -13,14 +13,22 @@ from typing import Any
 from data.printable import printable
 from snapshot.errors import SnapshotError
 from store.records import SEGMENT_STEPS, segment_path
-from training.reporting.metrics import Record, as_line, figures_at, is_finite, place_after
+from training.reporting.metrics import (
+    KINDS,
+    Record,
+    as_line,
+    figures_at,
+    is_content,
+    is_finite,
+    place_after,
+)
 
 MOST_SEGMENTS = 16
 """Most segments of one upload. A long run that begins to upload late needs several uploads."""
-LONGEST_LINE = 8_192
+LONGEST_LINE, LONGEST_SAMPLE_LINE = 8_192, 65_536
 NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
 Line = tuple[int, int, int, bytes]
-"""Step, whether it is an evaluation, 0 for this disk or 1 for fetched, and the line itself."""
+"""Step, the place of its kind in `KINDS`, 0 for this disk or 1 for fetched, and the line itself."""
 
 
 def segments(path: Path, after: int, step: int) -> tuple[dict[str, bytes], int]:
@@ -55,13 +63,14 @@ def merge_metrics(path: Path, fetched: Iterable[Path], step: int) -> None:
     Raises SnapshotError if the segments are not metrics; the file then stays as it is.
     """
     partial = path.with_name(f"{path.name}.new")
-    before = (0, 0)
+    newest, seen = 0, set[int]()
     try:
         with open(partial, "wb") as merged:
-            for *place, _, line in heapq.merge(_own(path, step), _checked(fetched, step)):
-                if (place[0], place[1]) != before:
+            for at, kind, _, line in heapq.merge(_own(path, step), _checked(fetched, step)):
+                newest, seen = (newest, seen) if at == newest else (at, set())
+                if kind not in seen:
                     merged.write(line)
-                before = (place[0], place[1])
+                seen.add(kind)
             merged.flush()
             os.fsync(merged.fileno())
         partial.replace(path)
@@ -80,25 +89,26 @@ def _own(path: Path, step: int) -> Iterator[Line]:
             line = opened.readline()
             figures = figures_at(opened, at, line)
             at += len(line)
-            yield figures["step"], int(figures["event"] == "eval"), 0, line
+            yield figures["step"], KINDS.index(figures["event"]), 0, line
 
 
 def _checked(fetched: Iterable[Path], step: int) -> Iterator[Line]:
     """The lines of fetched segments up to a step, rewritten from their checked values."""
-    before = (0, 0)
+    newest, seen = 0, set[int]()
     for path in fetched:
         with open(path, "rb") as opened:
-            while line := opened.readline(LONGEST_LINE):
+            while line := opened.readline(LONGEST_SAMPLE_LINE):
                 record = _record_in(line)
                 if record is None or not line.endswith(b"\n"):
                     raise SnapshotError(f"{path.name} holds a line that is not one of metrics")
                 if record["step"] > step:
                     return
-                place = (record["step"], int(record["event"] == "eval"))
-                if place <= before:
-                    raise SnapshotError(f"{path.name} has step {record['step']} twice")
-                before = place
-                yield *place, 1, as_line(record)
+                at, kind = record["step"], KINDS.index(record["event"])
+                newest, seen = (newest, seen) if at == newest else (at, set())
+                if at < newest or kind in seen:
+                    raise SnapshotError(f"{path.name} has step {at} twice")
+                seen.add(kind)
+                yield at, kind, 1, as_line(record)
 
 
 def _record_in(line: bytes) -> Record | None:
@@ -107,13 +117,16 @@ def _record_in(line: bytes) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or record.get("event") not in ("train", "eval"):
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None
-    if type(record.get("step")) is not int or not is_finite(record.get("loss")):
+    if not is_content(record) or (record["event"] != "sample" and len(line) > LONGEST_LINE):
         return None
     if any(NAME.fullmatch(name) is None or not _is_value(v) for name, v in record.items()):
         return None
-    return {name: printable(v) if isinstance(v, str) else v for name, v in record.items()}
+    return {
+        name: printable(v, multiline=name == "text") if isinstance(v, str) else v
+        for name, v in record.items()
+    }
 
 
 def _is_value(value: Any) -> bool:

@@ -40,7 +40,6 @@ from store.records import EVENTS
 from training.distributed.accelerator import check_installed
 from training.distributed.environment import without_launcher
 from training.reporting.console import Console
-from training.reporting.events import read_samples
 from training.reporting.metrics import Record, read_after
 
 FOLDER = "trackers"
@@ -219,12 +218,11 @@ class Rows:
             records, at_end = read_after(self._run_dir / METRICS, self.step, MOST_BYTES)
             steps = [(step, list(of_it)) for step, of_it in groupby(records, itemgetter("step"))]
             known = steps if complete and at_end else steps[:-1]
-            samples = read_samples(self._run_dir)
             events = history_of(read_events(self._run_dir / EVENTS))
             for step, found in known:
                 row = figures_of(found)
-                if step in samples:
-                    row["sample"] = samples[step]
+                if found[-1]["event"] == "sample":
+                    row["sample"] = found[-1]["text"]
                 self.step = step
                 if new := self._events_up_to(step, events):
                     texts = [f"{event['time']} {event['event']} {event['text']}" for event in new]

@@ -31,7 +31,6 @@ from store.records import EVENTS
 from training.distributed.environment import is_local_main_process
 from training.reporting.console import say_error
 from training.reporting.curves import CURVES
-from training.reporting.events import SAMPLES
 from training.reporting.track import FOLDER as TRACKERS
 from training.run.evaluations import BEST
 
@@ -40,7 +39,7 @@ EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
 ATTEMPTS = "attempts.txt"
 """The ids of the attempts that uploaded from the directory, to compare with latest.json."""
-WRITTEN = (CONFIG_FILE, METRICS, EVENTS, SAMPLES, BEST, ATTEMPTS, CURVES, TRACKERS, LOCK)
+WRITTEN = (CONFIG_FILE, METRICS, EVENTS, BEST, ATTEMPTS, CURVES, TRACKERS, LOCK)
 OF_TRACES = ("trace.html", "trace.json", "profile_*.json", "held_*.json")
 SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
 """Sections of the configuration since its first version."""

@@ -392,9 +392,9 @@ class Session:
         self._held_out = loss
 
     def report_sample(self, sample: Sample) -> None:
-        """Print a sample; the next upload carries it."""
+        """Report a sample; the next upload carries it."""
         self._sample = sample.text
-        self.console.sample(self.state.step, *sample)
+        self.report.sample(self.state.step, *sample)
 
     def end(self) -> int:
         """Publish the last snapshot, wait for the upload, and return the exit code."""

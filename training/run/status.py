@@ -101,7 +101,7 @@ def of_folder(run_dir: Path) -> Facts:
     seen, step = "", None
     with suppress(OSError):
         seen = utc((run_dir / METRICS).stat().st_mtime)
-    if found := STEP.findall(newest_lines(run_dir / METRICS)[-10_000:]):
+    if found := STEP.findall(newest_lines(run_dir / METRICS)[-100_000:]):
         step = int(found[-1])
     return [
         ("run", f"{(run_id_in(run_dir) or 'unknown')[:8]} in {run_dir}"),

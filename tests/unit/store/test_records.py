@@ -19,12 +19,14 @@ from store.events import LONGEST_TEXT, MOST_EVENTS, Event, as_text, parse_events
 from store.fetch import read_repo
 from store.latest import Latest
 from store.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
-from training.reporting.events import SAMPLES, Events, read_samples
+from training.reporting.events import Events
 from training.reporting.metrics import read_metrics
 from training.reporting.segments import MOST_SEGMENTS, merge_metrics, segments
 from training.run.records import fetch_missing
 
 GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}
+
+SAMPLE = "def one():\n    return '\u4e2d'\n" * 300
 
 
 def history(path: Path, first: int, last: int, eval_every: int = 250, loss: float = 1.0) -> Path:
@@ -34,6 +36,7 @@ def history(path: Path, first: int, last: int, eval_every: int = 250, loss: floa
             opened.write(json.dumps({"event": "train", "step": step, "loss": loss}) + "\n")
             if step % eval_every == 0:
                 opened.write(json.dumps({"event": "eval", "step": step, "loss": loss}) + "\n")
+                opened.write(json.dumps({"event": "sample", "step": step, "text": SAMPLE}) + "\n")
     return path
 
 
@@ -86,7 +89,22 @@ def test_fetched_metrics_fill_what_this_disk_lacks(tmp_path, here, there):
     whole = history(tmp_path / "whole", 1, 30, eval_every=10)
     assert places(path) == places(whole)
     own = range(here[0], here[1] + 1)
-    assert all(record["loss"] == 2.0 - (record["step"] in own) for record in read_metrics(path))
+    for record in read_metrics(path):
+        if record["event"] == "sample":
+            assert record["text"] == SAMPLE
+        else:
+            assert record["loss"] == 2.0 - (record["step"] in own)
+
+
+def test_a_step_evaluated_again_after_its_sample_is_merged_once(tmp_path):
+    """As where a run resumes with another train.eval_every."""
+    path = history(tmp_path / "metrics.jsonl", 1, 10, eval_every=10)
+    *others, evaluation, sample = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*others, sample, evaluation]))
+    fetched = tmp_path / "fetched"
+    fetched.write_bytes(path.read_bytes())
+    merge_metrics(path, [fetched], 30)
+    assert path.read_bytes() == fetched.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,9 @@ def test_fetched_metrics_fill_what_this_disk_lacks(tmp_path, here, there):
         b'{"event": "train", "step": 2, "loss": 1, "A name": 1}',
         b'{"event": "train", "step": 2, "loss": 1, "hub_error": "' + b"x" * 9000 + b'"}',
         b'{"event": "train", "step": 2, "loss": 1, "hub_error": "\xff"}',
+        b'{"event": "sample", "step": 2}',
+        b'{"event": "sample", "step": 2, "text": 1}',
+        b'{"event": "sample", "step": 2, "text": "' + b"x" * 70_000 + b'"}',
     ],
     ids=lambda line: line[:60].decode("latin-1"),
 )
@@ -220,10 +241,10 @@ def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path,
     near_hub.create(hubs.REPO)
     content = history(tmp_path / "metrics.jsonl", 1, 60_000, eval_every=10_000).read_bytes()
     lines = content.splitlines(keepends=True)
-    cut = range(0, len(lines), SEGMENT_STEPS + 1)  # an evaluation in each segment
+    cut = range(0, len(lines), SEGMENT_STEPS + 2)  # an evaluation and a sample in each segment
     for number, at in enumerate(cut):
         path = f"metrics/from-{number * SEGMENT_STEPS + 1:08d}.jsonl"
-        near_hub.commit_files(hubs.REPO, {path: b"".join(lines[at : at + SEGMENT_STEPS + 1])})
+        near_hub.commit_files(hubs.REPO, {path: b"".join(lines[at : at + SEGMENT_STEPS + 2])})
     monkeypatch.setattr("store.records.MOST_METRICS_BYTES", 1 << 20, raising=False)
     config = load_config([*small, f"run.dir={tmp_path / 'run'}"])
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
@@ -244,8 +265,7 @@ def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path,
     assert warning.startswith(f"the metrics of the steps before 40,001 stay in {repo.name}: ")
 
 
-@pytest.mark.parametrize("name", [EVENTS, SAMPLES])
-def test_a_growing_file_costs_the_same_at_any_length(tmp_path, name):
+def test_a_growing_file_costs_the_same_at_any_length(tmp_path):
     def lines(first: int, last: int) -> bytes:
         begin = {"time": "2026-01-01T00:00:00Z", "attempt": "01234567", "event": "warning"}
         return b"".join(
@@ -253,22 +273,21 @@ def test_a_growing_file_costs_the_same_at_any_length(tmp_path, name):
             for step in range(first, last)
         )
 
-    path = tmp_path / name
+    path = tmp_path / EVENTS
     with open(path, "wb") as opened:
         opened.truncate(64 << 20)
         opened.seek(0, 2)
         opened.write(b"\n" + lines(0, 20_000))
-    read = read_events if name == EVENTS else read_samples
     tracemalloc.start()
-    found = read(path if name == EVENTS else tmp_path)
+    found = read_events(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    steps = [one["step"] for one in found] if name == EVENTS else list(found)
+    steps = [one["step"] for one in found]
     assert steps == list(range(20_000 - len(steps), 20_000))
     assert len(steps) > 3_000
     assert peak < 32 << 20
     path.write_bytes(lines(0, 2))
-    assert len(read(path if name == EVENTS else tmp_path)) == 2
+    assert len(read_events(path)) == 2
 
 
 def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):

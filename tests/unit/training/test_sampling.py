@@ -61,8 +61,7 @@ def test_a_packed_sample_ends_where_the_model_s_files_say(small, tmp_path):
     words += ["optim.learning_rate=1e-9", "optim.min_learning_rate=0"]
     result = runs.train(*words, f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stderr
-    samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
-    assert [json.loads(one)["text"] for one in samples] == [""]
+    assert [one["text"] for one in runs.metrics(tmp_path / "run", "sample")] == [""]
 
 
 def test_a_sample_that_takes_too_long_ends_and_says_so(drawn, monkeypatch, capsys):

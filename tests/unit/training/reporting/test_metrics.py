@@ -32,8 +32,8 @@ MOST_PARSED = 10_000
 MOST_MEMORY = 12_000_000
 
 
-def history(path, steps: int, eval_every: int = EVERY) -> list[dict]:
-    """A file of so many steps, with an evaluation now and then; its evaluations."""
+def history(path, steps: int, eval_every: int = EVERY, sample: str = "") -> list[dict]:
+    """A file of so many steps, with an evaluation and a sample now and then; its evaluations."""
     evaluations = []
     with open(path, "w") as opened:
         for step in range(1, steps + 1):
@@ -45,6 +45,9 @@ def history(path, steps: int, eval_every: int = EVERY) -> list[dict]:
             if step % eval_every == 0 or step == steps:
                 evaluations.append({"event": "eval", "step": step, "loss": loss + 0.1})
                 opened.write(f"{json.dumps(evaluations[-1])}\n")
+                if sample:
+                    opened.write(json.dumps({"event": "sample", "step": step, "text": sample}))
+                    opened.write("\n")
     return evaluations
 
 
@@ -84,7 +87,7 @@ def test_a_file_is_cut_where_the_later_steps_begin(tmp_path):
         lines, step = [], 0
         for _ in range(rng.randrange(20)):
             step += rng.choice([0, 1, 1, 1, 9])
-            event = rng.choice(["train", "eval"])
+            event = rng.choice(["train", "eval", "sample"])
             record = {"event": event, "step": step, "loss": 1}
             record["text"] = "9" * rng.choice([1, 20, 9000])
             lines.append((step, json.dumps(record).encode() + b"\n"))
@@ -148,10 +151,11 @@ def test_lines_that_stay_are_not_rewritten(tmp_path):
     assert [record["step"] for record in read_metrics(path)] == list(range(1, 11))
 
 
+@pytest.mark.parametrize("sample", ["", "word " * 80, "\u4e2d" * 4_000])
 @pytest.mark.parametrize("eval_every", [1, 30, 250, 4_000, 10**9])
-def test_the_picture_of_a_long_run_has_its_course(tmp_path, eval_every):
-    path, steps = tmp_path / "metrics.jsonl", 20_000
-    known = history(path, steps, eval_every)
+def test_the_picture_of_a_long_run_has_its_course(tmp_path, eval_every, sample):
+    path, steps = tmp_path / "metrics.jsonl", 2_000 if len(sample) > 1_000 else 20_000
+    known = history(path, steps, eval_every, sample)
     records = sample_metrics(path, eval_every)
     taken = [record["step"] for record in records if record["event"] == "train"]
     assert len(taken) < MOST_PARSED

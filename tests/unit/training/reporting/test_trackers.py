@@ -15,7 +15,6 @@ import pytest
 
 import runs
 from store.events import read_events
-from training.reporting.events import add_sample, read_samples
 from training.reporting.track import Cursor, Rows, figures_of
 
 STEPS = 40
@@ -75,7 +74,7 @@ def test_each_step_is_in_tensorboard_once_after_a_kill(small, tmp_path):
     assert {step: len(one) for step, one in found.items()} == dict.fromkeys(range(1, 41), 1)
     for step, loss in expected(run_dir).items():
         assert found[step][0] == pytest.approx(loss, rel=1e-6)
-    assert samples == read_samples(run_dir)
+    assert samples == {one["step"]: one["text"] for one in runs.metrics(run_dir, "sample")}
     assert sorted(samples) == [10, 20, 30, 40]
 
 
@@ -219,8 +218,7 @@ def test_rows_are_steps_that_are_known_to_be_complete(tmp_path):
     assert row["events"] == "2026-01-01T00:00:00Z start from scratch"
     with open(tmp_path / "metrics.jsonl", "a") as opened:
         opened.write('{"event": "eval", "step": 2, "loss": 3.0, "text": null}\n')
-    add_sample(tmp_path, 2, "first")
-    add_sample(tmp_path, 2, "second")
+        opened.write('{"event": "sample", "step": 2, "text": "second"}\n')
     assert list(rows.next(False)) == []
     ((step, row),) = rows.next(True)
     assert (step, row["train/loss"], row["eval/loss"], row["sample"]) == (2, 0.5, 3.0, "second")
