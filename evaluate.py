@@ -37,7 +37,6 @@ from snapshot.command_line import (
     default_device,
     exit_code_of,
     on_terminal,
-    place,
     positive_int,
     usable_device,
 )
@@ -86,7 +85,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     most = None if run is None or is_whole(options) else run.most_windows
     if options.batches is not None:
         most = options.batches * options.batch_size
-    model = place(named.load(), device).eval()
+    model = named.load().to(device).eval()
     windows = windows_of(corpus.held_out, block_size, IGNORED, model.can_pack)
     batch_size = min(options.batch_size, len(windows.in_order(most)))
     loader = window_loader(windows, HeldOutBatches(windows, most, batch_size))

@@ -30,7 +30,6 @@ from model.generate import generate
 from snapshot.command_line import (
     default_device,
     exit_code_of,
-    place,
     positive_int,
     usable_device,
     whole_number,
@@ -66,7 +65,7 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
         raise DataError(f"--prompt {beginning!r} has no tokens in this tokenizer. Use another.")
     if not options.no_bos:
         ids = np.array([*tokenizer.before_text, *ids])
-    model = place(named.load(), device)
+    model = named.load().to(device)
     end = tokenizer.end_of_text
     stops = frozenset([*end_ids(named.folder), *([] if end is None else [end])])
     for number in range(options.samples):
@@ -86,7 +85,7 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     device = usable_device(options.device)
     named, tokenizer = find(options)
     template = ChatTemplate(tokenizer, named.name)
-    model = place(named.load(), device)
+    model = named.load().to(device)
     longest = model.config.block_size - 1
     longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]

@@ -170,7 +170,6 @@ def compiled(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
 
 def bare(settings: dict[str, Any]) -> None:
     """The same model and text in a minimal loop of plain torch with gradient clipping."""
-    from model.cpu.layers import tune
     from model.family import parameter_count
     from model.gpt import GPT, GPTConfig
     from training.step import compute_reproducibly
@@ -179,8 +178,6 @@ def bare(settings: dict[str, Any]) -> None:
     tokens, vocabulary = tokens_of(settings)
     config = GPTConfig(vocabulary, **shape_of(settings), activation_function=ACTIVATION)
     model = GPT(config).to(DEVICE)
-    if DEVICE.type == "cpu":
-        tune(model)
     if settings.get("deterministic"):
         compute_reproducibly()
     parameters = parameter_count(model)

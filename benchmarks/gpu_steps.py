@@ -9,7 +9,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -136,9 +136,7 @@ class Training:
     def __init__(self, case: Case) -> None:
         device, config, batch = the_device(), case.model(), case.batch()
         self.accelerator = Accelerator(**_options(case))
-        kernel = None if case.kernel is None or device.type == "cpu" else KERNELS[case.kernel]
-        is_exact = kernel is None or kernel.is_exact
-        compute_reproducibly(is_exact, is_compiled(self.accelerator))
+        compute_reproducibly(is_compiled(self.accelerator))
         torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
         with torch.device("cpu" if case.offload else device):
             model = build_model(config)
@@ -165,11 +163,9 @@ class Training:
             length = max(1, config.block_size // 10)
             positions = torch.arange(config.block_size, device=device) % length
             self.batch = (*self.batch, positions.repeat(batch, 1))
-        self.active = ExitStack()
-        if kernel is not None:
-            self.active.enter_context(kernel.active())
-            if kernel.takes_documents:
-                model.use_varlen()
+        if case.kernel is not None and device.type != "cpu":
+            KERNELS[case.kernel].activate()
+            model.use_varlen()
 
     def step(self) -> None:
         """One update; the device may still be computing it."""
@@ -213,9 +209,7 @@ def training_of(case: Case) -> Iterator[Training]:
             cpu = not torch.cuda.is_available()
             state = PartialState(cpu=cpu, store=dist.HashStore(), rank=0, world_size=1)
             state.distributed_type = DistributedType.MULTI_GPU  # which accelerate promotes to FSDP
-        training = Training(case)
-        with training.active:
-            yield training
+        yield Training(case)
     finally:
         os.environ.clear()
         os.environ.update(before)

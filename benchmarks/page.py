@@ -119,15 +119,6 @@ def start(figures: Any) -> str:
     return ", ".join(f"{case}: {median(seconds):.1f} s" for case, seconds in figures.items())
 
 
-def busy(figures: Any) -> str:
-    """Of each scene: as shipped, relative to the better of the other contestants."""
-    shares = []
-    for scene, found in figures.items():
-        shipped, *by_hand = map(median, found.values())
-        shares.append(f"{scene} {shipped / max(by_hand):.2f}")
-    return ", ".join(shares)
-
-
 ROWS = (
     Row(
         "tokens/s relative to nanoGPT's model and step, both in float32, at 10.7 and 0.8 million "
@@ -146,22 +137,6 @@ ROWS = (
         "throughput-bf16",
         share_of_product,
     ),
-    Row(
-        "on a processor with AMX: relative to nanoGPT, both in float32",
-        "throughput-no-amx",
-        times("nanogpt no"),
-    ),
-    Row("the same, both in bf16", "throughput-bf16-amx", times("nanogpt bf16")),
-    Row("the same, relative to a bare loop, in bf16", "throughput-bf16-amx", times("bare loop")),
-    Row(
-        "the same, share of a bare matrix product in bf16", "throughput-bf16-amx", share_of_product
-    ),
-    Row(
-        "on a processor with AMX, with dropout of 0.2: relative to nanoGPT, both in float32",
-        "throughput-no-dropout-amx",
-        times("nanogpt no"),
-    ),
-    Row("the same, both in bf16", "throughput-bf16-dropout-amx", times("nanogpt bf16")),
     Row(
         "two processes under DDP, one thread each, relative to one",
         "scaling",
@@ -204,12 +179,6 @@ ROWS = (
         "the first command of the README, relative to 2,000 steps of AdamW",
         "time_to_loss-docs",
         time_to_loss("the default run", "AdamW"),
-    ),
-    Row(
-        "speed of the first command of the README, relative to the better of one and two threads "
-        "chosen by hand",
-        "busy",
-        busy,
     ),
     Row("from the launch to the first step", "startup", start),
 )

@@ -41,7 +41,6 @@ WORDS = (
     "train.sample_every=0",
     "snapshot.every=1000000",
     "snapshot.resume=never",
-    "run.adapt_threads=false",
 )
 
 

@@ -183,7 +183,6 @@ def main() -> None:
                 print(f"{one['operation']}: {1e3 * one['seconds']:.2f} ms, {one['share']:.1%}")
     kind = options.precision
     kind += "-dropout" if options.dropout else ""
-    kind += "-amx" if "amx_bf16" in machine()["processor"] else ""
     save(f"throughput-{kind}", all_figures)
 
 

@@ -83,7 +83,6 @@ def ours(
         "snapshot.every=1000000000",
         "snapshot.resume=never",
         "run.collective_timeout_seconds=3600",
-        "run.adapt_threads=false",  # a turn of the others is no slow step
         f"run.dir={folder / name}",
         f"data.cache_dir={folder / 'data'}",
     ]

@@ -15,8 +15,7 @@ from data.printable import printable, redact_urls
 from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
-from model.attention import KERNELS
-from model.cpu.layers import WAYS
+from model.attention import CPU_WAYS, KERNELS
 from model.families import FAMILIES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
@@ -89,7 +88,7 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
-    "run.attention": ("auto", *WAYS, *KERNELS),
+    "run.attention": ("auto", *CPU_WAYS, *KERNELS),
     "run.reduce_dtype": ("float32", "bf16"),
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }

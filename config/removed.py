@@ -24,6 +24,10 @@ REMOVED: dict[str, str] = {
     "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
+    "run.adapt_threads": (
+        "leave it out; OMP_NUM_THREADS sets the number of threads, at most one for each core"
+    ),
+    "run.attention=cudnn": "use kernel or flash3, with which a resumed run has the same bits",
     "run.compile_short_runs": (
         "what the accelerate config file says is compiled. --dynamo_backend no of the launcher "
         "compiles nothing"

@@ -215,10 +215,8 @@ class RunConfig:
     """Project name in the trackers."""
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
-    adapt_threads: bool = True
-    """On a CPU, use fewer threads if a control group or other programs leave fewer cores."""
     attention: str = "auto"
-    """auto, kernel (torch's); on a CPU products; on CUDA varlen, cudnn, flash3, flash4."""
+    """auto, kernel (torch's); on a CPU products; on CUDA varlen, flash3, flash4."""
     preemption_notice: str = "none"
     """The cloud whose preemption notice stops the run: auto, aws, gcp, azure, none."""
     metadata_address: str | None = None

@@ -1,18 +1,31 @@
-"""The kernels of attention on CUDA devices, by the names of `run.attention`.
+"""Attention of our models, and its kernels on CUDA devices, by the names of `run.attention`.
 
-Only that key chooses one, for our models and those of transformers: a config.json never does. All
-are reached through torch's own attention, so a package is needed for FlashAttention 3 and 4 alone.
+Only that key chooses one, for our models and those of transformers: a config.json never does. On a
+CPU our models attend by matrix products or by torch's kernel. The kernels of CUDA are reached
+through torch's own attention, so a package is needed for FlashAttention 3 and 4 alone.
+
+Letters in shapes: B batch, H heads, T positions, D channels of a head.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from model.documents import Rows
+
+CPU_WAYS = PRODUCTS, KERNEL = "products", "kernel"
+LONGEST_PRODUCTS = 512
+"""The longest sequence for which products are used unless they are requested: they keep T * T
+weights for the backward pass."""
+QUERY_CHUNK_BYTES = 512
+"""Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
 SIXTEEN_BITS = ("bf16", "fp16")
 """Precisions, by accelerate's names."""
 HEAD_MULTIPLE = 8
@@ -31,10 +44,6 @@ class Kernel:
     """The name by which torch activates a FlashAttention that is not its own."""
     package: str | None = None
     """The module that has it."""
-    takes_documents: bool = True
-    """Whether it computes documents of a row without a mask. It then has no dropout."""
-    is_exact: bool = True
-    """Whether it adds up in one order, so that a resumed run has the same bits."""
 
     def why_not(self, precision: str, dropout: float) -> str | None:
         """Why a run cannot use it, whatever the device: the end of a sentence."""
@@ -43,7 +52,7 @@ class Kernel:
                 f"computes in 16 bits, and the run in {precision.replace('no', 'float32')}. Set "
                 "mixed_precision: bf16 in the accelerate config file"
             )
-        if dropout and self.takes_documents:
+        if dropout:
             return f"has no dropout, and model.dropout={dropout}. Set that to 0, or use kernel"
         return None
 
@@ -69,26 +78,17 @@ class Kernel:
             f"{HEAD_MULTIPLE}, and the model's have {head_size}. Use kernel"
         )
 
-    def active(self) -> AbstractContextManager[Any]:
-        """A context in which torch's attention uses it."""
-        from torch.nn import attention
-
+    def activate(self) -> None:
+        """Have torch's attention use it from now on."""
         if self.implementation is not None:
-            attention.activate_flash_attention_impl(self.implementation)
-        if self.takes_documents:
-            return nullcontext()
-        backends = attention.SDPBackend
-        order = [
-            *(backends.CUDNN_ATTENTION, backends.FLASH_ATTENTION),
-            *(backends.EFFICIENT_ATTENTION, backends.MATH),
-        ]
-        return attention.sdpa_kernel(order, set_priority=True)
+            from torch.nn.attention import activate_flash_attention_impl
+
+            activate_flash_attention_impl(self.implementation)
 
 
-VARLEN, CUDNN, FLASH3, FLASH4 = "varlen", "cudnn", "flash3", "flash4"
+VARLEN, FLASH3, FLASH4 = "varlen", "flash3", "flash4"
 KERNELS = {
     VARLEN: Kernel("torch's variable-length kernel", (8, 9, 10, 11, 12)),
-    CUDNN: Kernel("cuDNN", (8, 9, 10, 11, 12), takes_documents=False, is_exact=False),
     FLASH3: Kernel("FlashAttention 3", (9,), implementation="FA3", package="flash_attn_interface"),
     FLASH4: Kernel(
         "FlashAttention 4",
@@ -98,3 +98,60 @@ KERNELS = {
         package="flash_attn.cute.interface",
     ),
 }
+"""They take documents in a row without a mask, and have no dropout."""
+
+
+class Attend(nn.Module):
+    """Causal attention of our models."""
+
+    longest_products = LONGEST_PRODUCTS
+    """Positions up to which a CPU computes products of matrices."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Rows | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Queries, keys and values (B, H, T, D) to (B, H, T, D), within the documents of `rows`."""
+        if rows is not None:
+            return rows.attend(query, key, value, dropout_p)
+        is_short = query.size(2) <= self.longest_products
+        if is_causal and is_short and query.device.type == "cpu":
+            return attend_by_products(query, key, value, dropout_p)
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout_p, is_causal=is_causal
+        )
+
+
+def use_on_cpu(model: nn.Module, way: str | None) -> None:
+    """Have our model attend in one of `CPU_WAYS` on a CPU; otherwise by products if it is short."""
+    longest = {PRODUCTS: sys.maxsize, KERNEL: 0}.get(way or "", LONGEST_PRODUCTS)
+    for module in model.modules():
+        if isinstance(module, Attend):
+            module.longest_products = longest
+
+
+def attend_by_products(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """Causal `F.scaled_dot_product_attention` as matrix products, which a CPU computes faster.
+
+    Queries, keys, values and the result are each (B, H, T, D). Each chunk of queries is multiplied
+    only with the keys that it may attend to.
+    """
+    batch, heads, time, size = query.shape
+    chunk = max(1, QUERY_CHUNK_BYTES // query.element_size())
+    flat = (batch * heads, time, size)
+    rows, keys, values = query.reshape(flat), key.reshape(flat), value.reshape(flat)
+    mixed = []
+    for begin in range(0, time, chunk):
+        part = rows[:, begin : begin + chunk]
+        end = begin + part.size(1)
+        mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
+        past = keys[:, :end].transpose(1, 2)
+        scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
+        weights = F.dropout(scores.softmax(dim=-1), dropout_p)
+        mixed.append(torch.bmm(weights, values[:, :end]))
+    return torch.cat(mixed, dim=1).view(batch, heads, time, size)

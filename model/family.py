@@ -16,7 +16,6 @@ from inspect import signature
 from typing import Any, ClassVar, Self, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.context import Context
@@ -328,27 +327,6 @@ class LanguageModel(nn.Module, ABC):
             if id(parameter) not in looked_up:
                 matrices += numbers_in(parameter) * (6 if parameter.requires_grad else 4)
         return matrices + 12 * self.config.n_layer * self.config.attention_width * block_size
-
-
-class Part(nn.Module):
-    """A part of a model of our own, of which model/cpu/ may replace the layers by faster ones."""
-
-
-class Attend(nn.Module):
-    """torch's attention, as a layer, so that model/cpu/ may replace it."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rows: Rows | None = None,
-        **options: Any,
-    ) -> Tensor:
-        """Queries, keys and values (B, H, T, D) to (B, H, T, D), within the documents of `rows`."""
-        if rows is not None:
-            return rows.attend(query, key, value, **options)
-        return F.scaled_dot_product_attention(query, key, value, **options)
 
 
 class KeyValueCache:

@@ -1,8 +1,8 @@
 """Layers whose weights are not trained, and kept in fewer bits than float32.
 
-`keep_frozen` gives layers of a model another class, as `model.cpu.layers.tune` does; names and
-shapes stay. A product casts the weight to the dtype in which it computes, and its backward pass
-casts the weight again. So the cast copy of a weight exists only within a product.
+`keep_frozen` gives layers of a model another class; names and shapes stay. A product casts the
+weight to the dtype in which it computes, and its backward pass casts the weight again. So the cast
+copy of a weight exists only within a product.
 
 Letters in shapes: N inputs, M outputs of a layer.
 """

@@ -17,16 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.attention import Attend
 from model.documents import Rows
-from model.family import (
-    Attend,
-    KeyValueCache,
-    LanguageModel,
-    ModelConfig,
-    Part,
-    check_sizes,
-    read_sizes,
-)
+from model.family import KeyValueCache, LanguageModel, ModelConfig, check_sizes, read_sizes
 from model.head import Head
 from model.layout import Layout, Shape
 from model.recompute import around_block, within_block
@@ -65,7 +58,7 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-class Attention(Part):
+class Attention(nn.Module):
     """Causal self-attention: each position attends to itself and to earlier ones."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -100,7 +93,7 @@ class Attention(Part):
         return self.resid_dropout(self.c_proj(mixed))
 
 
-class MLP(Part):
+class MLP(nn.Module):
     """The position-wise feed-forward network around a GELU."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -137,7 +130,7 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class Transformer(Part):
+class Transformer(nn.Module):
     """Embeddings, blocks and the final norm, with GPT-2's names."""
 
     def __init__(self, config: GPTConfig) -> None:

@@ -17,13 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.attention import Attend
 from model.documents import Rows
 from model.family import (
-    Attend,
     KeyValueCache,
     LanguageModel,
     ModelConfig,
-    Part,
     check_sizes,
     read_sizes,
 )
@@ -56,7 +55,7 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.float(), self.eps)
 
 
-class Attention(Part):
+class Attention(nn.Module):
     """Causal self-attention with rotary positions."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
@@ -112,7 +111,7 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
-class MLP(Part):
+class MLP(nn.Module):
     """SwiGLU (Shazeer, 2020)."""
 
     def __init__(self, config: LlamaConfig) -> None:

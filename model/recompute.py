@@ -26,14 +26,12 @@ WAYS: tuple[bool | str, ...] = (False, True, SELECTIVE, OFFLOAD)
 Recompute = Callable[..., Any]
 """Computes block(x, *context) and keeps less of it. x (B, T, C) is the block's input."""
 
-PRODUCTS = (
-    *("aten::mm", "aten::addmm", "aten::_scaled_mm", "aten::_grouped_mm"),
-    "mkldnn::_linear_pointwise",
-)
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm", "aten::_grouped_mm")
 ATTENTION = (
-    *("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"),
+    "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_efficient_attention",
-    *("aten::_scaled_dot_product_flash_attention_for_cpu", "torch_attn::_varlen_attn"),
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "torch_attn::_varlen_attn",
 )
 """Operations that take nearly all of a block's time. A CPU's attention by products is not among
 them: its scores would need T times T numbers for each head."""

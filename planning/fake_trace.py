@@ -27,9 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from config.schema import ConfigError, OptimConfig
-from model.attention import KERNELS, VARLEN
+from model.attention import KERNEL, KERNELS, VARLEN, use_on_cpu
 from model.context import Context
-from model.cpu.layers import tune
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
@@ -116,7 +115,7 @@ class Shape:
 def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
     """Whether a run on CUDA computes documents in a row without a mask, on a recent GPU."""
     kernel = KERNELS.get(shape.attention or VARLEN)
-    if kernel is None or not kernel.takes_documents:
+    if kernel is None:
         return False
     head_size = config.attention_width // max(1, config.n_head)
     return not (kernel.why_not(shape.precision, config.dropout) or kernel.why_not_for(head_size))
@@ -129,9 +128,8 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     keep_frozen(model, shape.frozen_dtype, shape.stored_as, filled=False)
     if shape.fp8 is not None:
         model.use_fp8(shape.fp8, emulated=shape.device == "cpu")
-    if shape.device == "cpu":
-        tune(model, shape.attention)
-    elif shape.packed and plans_varlen(config, shape):
+    use_on_cpu(model, shape.attention if shape.device == "cpu" else KERNEL)
+    if shape.device != "cpu" and shape.packed and plans_varlen(config, shape):
         model.use_varlen()
     return model
 

@@ -56,7 +56,6 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1
     config.run.preemption_notice, config.run.notice_seconds = "none", 0.0
     config.run.max_minutes = None
-    config.run.adapt_threads = False  # the last bits of sums depend on the number of threads
     if task.in_float32:
         config.model.dropout, config.run.tf32 = 0.0, False
         config.run.reduce_dtype = "float32"

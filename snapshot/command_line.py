@@ -11,9 +11,7 @@ import torch
 import data.command
 from data.command import EXIT_USER_MISTAKE, say_error
 from data.errors import DataError
-from model.cpu.layers import KERNEL, attends_as_torch, tune
-from model.cpu.threads import limit_threads
-from model.family import LanguageModel
+from model.cpu import limit_threads
 from model.generate import BrokenModel
 from snapshot.errors import SnapshotError
 from store.errors import HubError
@@ -79,10 +77,3 @@ def usable_device(name: str) -> torch.device:
     if device.type == "cpu":
         limit_threads()
     return device
-
-
-def place(model: LanguageModel, device: torch.device) -> LanguageModel:
-    """Move a model to a device; on a CPU its layers become those of `model.cpu`."""
-    if device.type == "cpu":
-        tune(model, None if attends_as_torch() else KERNEL)
-    return model.to(device)

@@ -62,7 +62,6 @@ LONGEST = [
     "promises/test_kill.py",
     "unit/data/test_subword_corpus.py",
     "unit/data/hub/test_text_hub.py",
-    "unit/model/cpu/test_memory.py",
     "unit/training/distributed/test_distribution.py",
     "unit/store/test_records.py",
     "promises/test_hostile_snapshots.py",

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 PRODUCTS = (
     *("mm", "addmm", "bmm", "baddbmm", "dot", "mv", "linear", "convolution", "_scaled_mm"),
-    *("_grouped_mm", "_linear_pointwise", "mkldnn_linear"),
+    *("_grouped_mm", "mkldnn_linear"),
 )
 """torch's operations that multiply matrices. A kernel of attention multiplies as well."""
 ATTENTION = "scaled_dot_product"

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from config.schema import ConfigError, OptimConfig
-from model.cpu.cores import control_groups
+from model.cpu import control_groups
 from model.family import LanguageModel
 from optim.optimizers import moments_of
 from training.distributed.agreement import run_on_all

@@ -80,18 +80,15 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
-def compute_reproducibly(attention_too: bool = True, compiled: bool = False) -> None:
+def compute_reproducibly(compiled: bool = False) -> None:
     """Choose kernels whose results do not vary from run to run.
-
-    Torch refuses an attention that adds up in any order, unless all kernels may: such a run has no
-    reproducible bits, and does not call for them.
 
     On a CPU all kernels of a GPT are deterministic. On CUDA the backward pass of attention adds up
     in any order by default, and `warn_only=True` only warns of that. cuBLAS needs no
     CUBLAS_WORKSPACE_CONFIG, because torch gives it a workspace for each stream. In a `compiled` run
     inductor otherwise times kernels and takes the fastest, which may be another after a restart.
     """
-    if torch.cuda.is_available() and not on_cpu() and attention_too:
+    if torch.cuda.is_available() and not on_cpu():
         torch.use_deterministic_algorithms(True)
         # A debugging aid that costs time. (mypy does not know this module.)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -114,16 +111,9 @@ def build_gradient_buckets(
     """
     if not grads_in_buckets(model):
         return
-    one_pass(accelerator, model, optimizer, shape)
-
-
-def one_pass(
-    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, shape: tuple[int, int]
-) -> None:
-    """A forward and a backward pass whose gradients are discarded. Every process must call this."""
     zeros = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     accelerator.backward(model(zeros, zeros))
-    optimizer.zero_grad(set_to_none=not grads_in_buckets(model))
+    optimizer.zero_grad(set_to_none=False)  # they are views of the buckets
 
 
 def make_optimizer(

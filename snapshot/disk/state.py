@@ -12,8 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from model.attention import KERNELS
-from model.cpu.layers import WAYS
+from model.attention import CPU_WAYS, KERNELS
 from model.frozen import KINDS
 from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
 from snapshot.errors import SnapshotError
@@ -105,7 +104,7 @@ def state_in(content: Any, folder: str) -> RunState:
         and 0 <= state.skipped_steps <= state.step,
         "best_loss": state.best_loss is None or math.isfinite(state.best_loss),
         "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
-        "attention": state.attention in (None, *WAYS, *KERNELS),
+        "attention": state.attention in (None, *CPU_WAYS, *KERNELS),
         "frozen_dtype": state.frozen_dtype in (None, *KINDS),
         "rows": state.rows in (None, SEVERAL, ONE),
         "stream": state.stream is None or all(map(is_cursor, state.stream)),

@@ -14,8 +14,8 @@ import runs
 from config.compose import load_config
 from config.schema import ConfigError, OptimConfig, gpt_config
 from data.tokenizer import CharTokenizer
+from model.attention import KERNEL, PRODUCTS, use_on_cpu
 from model.causal_lm import CausalLM
-from model.cpu.layers import tune
 from model.families import FAMILIES, build_model
 from model.family import LanguageModel
 from model.generate import generate
@@ -205,12 +205,12 @@ def test_a_run_keeps_how_many_documents_a_row_holds(name):
 
 @EACH
 @pytest.mark.parametrize("packed", [False, True])
-def test_recomputed_blocks_and_cpu_layers_have_the_same_gradients(name, packed):
+def test_recomputed_blocks_and_products_on_a_cpu_have_the_same_gradients(name, packed):
     gradients = []
-    for changes, tuned in (({}, False), ({"activation_checkpointing": True}, False), ({}, True)):
+    recomputed = {"activation_checkpointing": True}
+    for changes, way in (({}, KERNEL), (recomputed, KERNEL), ({}, PRODUCTS)):
         model = made(name, **(changes if name != "transformers" else {}))
-        if tuned:
-            tune(model)
+        use_on_cpu(model, way)
         more = [torch.arange(12).remainder(5).expand(3, -1)] if packed else []
         model(IDS, IDS, *more).backward()
         gradients.append(torch.cat([one.grad.flatten() for one in model.parameters()]))

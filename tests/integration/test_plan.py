@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from contextlib import nullcontext
+import time
+from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
@@ -23,7 +25,6 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from model.causal_lm import CausalLMConfig
-from model.cpu.layers import tune
 from model.families import build_model
 from model.family import ModelConfig
 from model.fp8 import FP8, TENSORWISE
@@ -81,7 +82,6 @@ def counted_phases(
     if precision == FP8:
         model.use_fp8(TENSORWISE, emulated=True)
         precision = "bf16"
-    tune(model)
     if precision != "no":  # as accelerate does it
         autocast = torch.autocast("cpu", DTYPES[precision])
         model.forward = ConvertOutputsToFp32(autocast(model.forward))
@@ -623,3 +623,35 @@ def test_what_is_no_size_of_memory_gets_a_sentence(text, capsys):
     said = capsys.readouterr().err
     assert f"argument --memory: {text} is not a" in said
     assert "GiB" in said
+
+
+@pytest.mark.slow
+def test_a_process_under_fsdp_takes_what_its_plan_says(tmp_path, text_file, capsys):
+    """The most that each process has resident: tensors, freed memory, torch and Python."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 10}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+    base = families.make("llama", tmp_path / "base", **sizes, **heads, max_position_embeddings=256)
+    words = [f"model.architecture={base}", "data.block_size=256", "train.micro_batch_size=2"]
+    words += ["train.global_batch_size=4", "train.max_steps=4", "train.eval_every=4"]
+
+    machine = ["--processes", "2", "--device", "cpu", "--precision", "no", "--memory", "16"]
+    assert plan_script.main([*words, *machine, "--json"]) == 0
+    fits = json.loads(capsys.readouterr().out)["fits"]
+    (planned,) = (one for one in fits if one["strategy"]["name"] == "FSDP")
+    planned = planned["peak"] + planned["outside"]
+
+    words += [f"data.source={text_file}", f"run.dir={tmp_path / 'run'}", "train.eval_batches=1"]
+    words += ["train.sample_every=0", f"data.cache_dir={tmp_path / 'cache'}"]
+    most: dict[int, int] = {}
+    command = runs.launch_command("fsdp_cpu.yaml", *words)
+    with runs.started(command, tmp_path / "log", forked=False) as process:
+        while process.poll() is None:
+            for rank, worker in runs.workers(process).items():
+                with suppress(OSError, TypeError):  # it has just ended
+                    status = Path(f"/proc/{worker.pid}/status").read_text()
+                    most[rank] = 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
+            time.sleep(0.05)
+        assert process.returncode == 0, (tmp_path / "log").read_text()
+    print(f"planned {planned / 1e9:.2f} GB, taken {[one / 1e9 for one in most.values()]}")
+    assert sorted(most) == [0, 1]
+    assert max(most.values()) == pytest.approx(planned, rel=0.15)

@@ -48,7 +48,6 @@ def words_of(sources: list, steps: int, *more: str) -> list[str]:
         "train.eval_every=25",
         "train.log_every=1",
         "snapshot.every=20",
-        "run.adapt_threads=false",
         *more,
     ]
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from config.schema import ConfigError
 from data.prepared import CorpusInfo
-from model.cpu.threads import Threads
 from model.sharded import gather_full
 from store.goodput import EVALUATION, PASSES, SNAPSHOT
 from store.uploader import Uploader
@@ -67,7 +66,6 @@ class Report:
     """Steps of the run so far whose update fp16's loss scaler skipped."""
     max_skipped: int = 0
     uploads: Uploader | None = None
-    threads: Threads | None = None
     blocks_read: Callable[[int], dict[str, int]] = lambda step: {}
     """By step, how many blocks of each source have been read: more figures of its line."""
 
@@ -87,7 +85,6 @@ class Report:
         self._names_compared = False
         """Whether all processes are known to collect metrics of the same names."""
         self._since = time.perf_counter()
-        self._passes_before = 0.0
         """Seconds of forward and backward until the last call of `write`."""
 
     def resume_clock(self) -> None:
@@ -179,11 +176,6 @@ class Report:
         self.record(records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
-        if self.threads is not None:
-            passes = self.clock.seconds[PASSES] - self._passes_before
-            self.threads.report_pace(passes / len(collected))
-            self.clock.enter(PASSES)
-            self._passes_before = self.clock.seconds[PASSES]  # without what it has measured
         seconds_left = (self.console.max_steps - newest.step) * seconds / len(collected)
         if self.uploads is not None:
             self.uploads.ends_in(seconds_left)

@@ -93,9 +93,9 @@ from training.run.start import (
 )
 from training.run.stop import Stop
 from training.run.text import blocks_of
-from training.run.tuning import is_exact, tuning_for
+from training.run.tuning import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
-from training.step import build_gradient_buckets, compute_reproducibly, one_pass
+from training.step import build_gradient_buckets, compute_reproducibly
 
 
 class Due(NamedTuple):
@@ -162,8 +162,9 @@ class Session:
         lock_run_dir(accelerator, self.config, self._lock)
         if accelerator.num_processes > 1:
             watch_for_crash(self._lock)
-        self._tuning = tuning_for(accelerator, self.config)
-        compute_reproducibly(is_exact(self.config.run.attention), is_compiled(accelerator))
+        refuse_requested_kernel(accelerator, self.config)
+        self._fewer_threads = fit_threads()
+        compute_reproducibly(is_compiled(accelerator))
 
     def choose_start(self) -> None:
         """Choose the snapshot to resume from, and find the model, the same on all processes.
@@ -230,11 +231,13 @@ class Session:
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
-        self._tuning.tune(model, state)
+        choose_attention(accelerator, config, model, state)
         is_untied = self.pretrained is not None and self.pretrained.is_untied
         summary.print_header(
             console, accelerator, config, self.corpus, model, start, state, is_untied
         )
+        if self._fewer_threads is not None:
+            console.warn(self._fewer_threads)
         self._uploads = run_on_main(
             accelerator, lambda: begin_uploads(console, config, start, state, self._hold)
         )
@@ -271,7 +274,6 @@ class Session:
         share_records(accelerator, config, self._lock)
         metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
-        self._tuning.loaded(self.console.warn)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
             self.console,
@@ -281,7 +283,6 @@ class Session:
             skipped=state.skipped_steps,
             max_skipped=config.train.max_skipped_steps,
             uploads=self._uploads,
-            threads=self._tuning.threads,
             blocks_read=blocks_of(corpus, config),
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
@@ -304,8 +305,6 @@ class Session:
         model.train()
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)
-        cost = tokens * (self.console.speed.flops_per_token or float("inf"))
-        self._tuning.watch(lambda: one_pass(accelerator, model, optimizer, shape), cost)
         self._first_held_out = first_window(accelerator, held_out_loader, shape[0])
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))

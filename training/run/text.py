@@ -29,7 +29,7 @@ from data.streaming.streamed import StreamedText, fixed_tokenizer, stream_corpus
 from data.streaming.windows import StreamDefinition, StreamReading
 from data.tokenizer import CHARACTERS, OF_BYTES, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
-from model.cpu.cores import cores
+from model.cpu import cores
 from snapshot.base import Base, open_tokenizer
 from snapshot.disk.files import names_in
 from snapshot.disk.state import RunState

@@ -15,7 +15,6 @@ from tracked import SOURCES, name_of, tracked
 # What each room may import besides itself. A leaf is one file that a room above it may import too.
 ARROWS = {
     "model": set(),
-    "model/cpu": {"model"},
     "optim": {"model/sharded"},
     # Sources are read by one package, prepared and streamed.
     "data": {"data/reading"},
@@ -103,7 +102,6 @@ ARROWS = {
 ROOMS = tuple(ARROWS)
 TOPS = {room.split("/")[0] for room in ROOMS}
 MAY_NOT_IMPORT = {
-    "model/cpu": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "model": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "optim": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "data": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},

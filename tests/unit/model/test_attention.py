@@ -13,18 +13,17 @@ import pytest
 import torch
 import torch.nn.attention.varlen
 import torch.nn.functional as F
-from torch.nn import attention
 
 import model.documents
 from config.compose import load_config
 from config.schema import ConfigError
-from model.attention import CUDNN, FLASH3, FLASH4, KERNELS, VARLEN
+from model.attention import FLASH3, FLASH4, KERNELS, VARLEN
 from model.causal_lm import PACKING
 from model.families import FAMILIES, build_model
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.model import model_config
 from snapshot.disk.state import RunState
-from training.run.tuning import CudaTuning, is_exact, refuse_kernel
+from training.run.tuning import choose_attention, refuse_kernel
 
 T, SIZE = 24, 32
 LENGTHS = (7, 1, 16)
@@ -136,8 +135,6 @@ REFUSED = [
     (FLASH3, "bf16", 0.0, A100, "needs compute capability 9.x"),
     (FLASH3, "bf16", 0.0, H100, None),
     (FLASH4, "bf16", 0.0, (12, 0), "needs compute capability 9.x or 10.x"),
-    (CUDNN, "bf16", 0.1, A100, None),
-    (CUDNN, "no", 0.0, H100, "computes in 16 bits"),
     ("kernel", "no", 0.1, (7, 5), None),
 ]
 
@@ -171,13 +168,12 @@ def test_a_kernel_that_is_not_here_is_refused():
     assert KERNELS[VARLEN].why_not_for(256) is None
 
 
-def test_cudnn_is_first_as_long_as_it_is_asked_for():
-    assert not is_exact(CUDNN)
-    assert all(is_exact(name) for name in (VARLEN, FLASH3, FLASH4, "auto", None))
-    before = torch._C._get_sdp_priority_order()
-    with KERNELS[CUDNN].active():
-        assert torch._C._get_sdp_priority_order()[0] == attention.SDPBackend.CUDNN_ATTENTION.value
-    assert torch._C._get_sdp_priority_order() == before
+def test_flash_attention_is_activated_by_its_name_in_torch(monkeypatch):
+    named = []
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", named.append)
+    for name in (VARLEN, FLASH3, FLASH4):
+        KERNELS[name].activate()
+    assert named == ["FA3", "FA4"]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +183,13 @@ def test_cudnn_is_first_as_long_as_it_is_asked_for():
         ("auto", "packed", None, None),
         ("kernel", "masked", None, "kernel"),
         ("auto", "masked", "kernel", "kernel"),
-        ("auto", "masked", CUDNN, None),
     ],
 )
 def test_a_run_on_cuda_keeps_what_it_began_with(
     monkeypatch, attention_key, documents, before, expected
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: H100)
+    monkeypatch.setattr("training.run.tuning.on_cpu", lambda: False)
     monkeypatch.setattr("training.run.tuning.decided_by_main", lambda _, decide: decide())
     monkeypatch.setattr("training.run.tuning.run_on_all", lambda _, check: check())
     gpu = SimpleNamespace(
@@ -203,7 +199,7 @@ def test_a_run_on_cuda_keeps_what_it_began_with(
     for step in (0, 5):
         state = RunState("a" * 32, "b" * 32, step, 0, 1, None, {}, {}, attention=before)
         built = build_model(sizes("llama"))
-        CudaTuning(gpu, config).tune(built, state)
+        choose_attention(gpu, config, built, state)
         is_older = before is None and step > 0 and attention_key == "auto"
         assert state.attention == (None if is_older else expected)
         assert built.varlen == (state.attention == VARLEN)

@@ -11,9 +11,8 @@ from torch import nn
 
 import families
 from model.causal_lm import CausalLMConfig
-from model.cpu.layers import FrozenAmxLinear
 from model.families import FAMILIES, build_model
-from model.frozen import DTYPES, FrozenLinear, casts_weights, keep_frozen
+from model.frozen import DTYPES, casts_weights, keep_frozen
 from model.gpt import GPTConfig
 from model.llama import LlamaConfig
 from model.lora import Lora
@@ -115,14 +114,6 @@ def test_a_product_keeps_no_cast_copy_for_the_backward_pass(kind):
     nn.functional.linear(other, weight.float(), same).sum().backward()
     assert x.grad.equal(other.grad)
     assert bias.grad.equal(same.grad)
-
-
-def test_layers_for_amx_leave_frozen_weights_to_others_without_autocast():
-    layer = FrozenLinear(4, 8)
-    layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
-    expected = layer(torch.ones(2, 4))
-    layer.__class__ = FrozenAmxLinear
-    assert layer(torch.ones(2, 4)).equal(expected)
 
 
 def test_every_family_of_ours_is_tested():

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import model.head
 import runs
-from model.cpu.layers import tune
+from model.attention import CPU_WAYS, KERNEL, use_on_cpu
 from model.family import parameter_count
 from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from model.head import IGNORED
@@ -27,21 +27,20 @@ PUBLISHED = {
 }
 
 
-WHERE_IT_RUNS = pytest.mark.parametrize("on_cpu", [False, True], ids=["as written", "on a CPU"])
+EACH_WAY = pytest.mark.parametrize("way", CPU_WAYS)
 
 
-def random_model(on_cpu=False, **changes):
+def random_model(way=KERNEL, **changes):
     """A model whose every parameter, biases and norms too, is away from its first value.
 
-    `on_cpu`: as a run on a CPU computes it.
+    `way` is that of its attention.
     """
     torch.manual_seed(0)
     model = GPT(GPTConfig(**{**SHAPE, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    if on_cpu:
-        tune(model)
+    use_on_cpu(model, way)
     return model
 
 
@@ -57,10 +56,10 @@ def loss_and_gradients(model, ids, targets):
     return loss, {name: parameter.grad.clone() for name, parameter in trained.items()}
 
 
-@WHERE_IT_RUNS
+@EACH_WAY
 @pytest.mark.parametrize("position", range(1, T))
-def test_no_position_sees_a_later_token(position, on_cpu):
-    model = random_model(on_cpu).eval()
+def test_no_position_sees_a_later_token(position, way):
+    model = random_model(way).eval()
     ids = random_ids()
     changed = ids.clone()
     changed[:, position:] = (changed[:, position:] + 7) % V
@@ -72,10 +71,10 @@ def test_no_position_sees_a_later_token(position, on_cpu):
     assert (after[:, position:] != before[:, position:]).any(dim=-1).all()
 
 
-@WHERE_IT_RUNS
-def test_no_gradient_flows_back_from_an_earlier_loss(on_cpu):
+@EACH_WAY
+def test_no_gradient_flows_back_from_an_earlier_loss(way):
     """In training mode, where attention may take another path."""
-    model = random_model(on_cpu, dropout=0.1)
+    model = random_model(way, dropout=0.1)
     embedded = []
     model.transformer.drop.register_forward_pre_hook(lambda _, args: embedded.append(args[0]))
 
@@ -86,11 +85,11 @@ def test_no_gradient_flows_back_from_an_earlier_loss(on_cpu):
     assert (gradient[:, :5] != 0).any(dim=-1).all()
 
 
-@WHERE_IT_RUNS
+@EACH_WAY
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("n_head", [1, 4])
-def test_logits_and_loss_are_those_of_transformers(n_head, activation, on_cpu):
-    model = random_model(on_cpu, n_head=n_head, activation_function=activation).eval()
+def test_logits_and_loss_are_those_of_transformers(n_head, activation, way):
+    model = random_model(way, n_head=n_head, activation_function=activation).eval()
     reference = GPT2LMHeadModel(GPT2Config(**model.config.config_json())).eval()
     layout = model.layout()
     weights = {
@@ -216,9 +215,9 @@ def test_the_two_activations_differ():
     assert 1e-5 < (exact - approximate).abs().max() < 1e-2
 
 
-@WHERE_IT_RUNS
-def test_in_16_bits_no_position_sees_a_later_token_either(on_cpu):
-    network, ids = random_model(on_cpu).eval(), random_ids()
+@EACH_WAY
+def test_in_16_bits_no_position_sees_a_later_token_either(way):
+    network, ids = random_model(way).eval(), random_ids()
     changed = ids.clone()
     changed[:, 5:] = (changed[:, 5:] + 7) % V
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from families import FAMILIES, OTHERS
+from model.attention import CPU_WAYS, use_on_cpu
 from model.causal_lm import CausalLMConfig
-from model.cpu.layers import WAYS, tune
 from model.gpt import GPTConfig
 from model.llama import LlamaConfig
 from tracing.products import products_of_step
@@ -31,12 +31,12 @@ def test_products_of_transformers_models_are_bf16(family):
     assert others(model) == IN_FLOAT32.get(family, set())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", CPU_WAYS)
 @pytest.mark.parametrize("config", [GPTConfig, LlamaConfig])
 @pytest.mark.parametrize("vocabulary", [64, 320])  # logits at once, and in chunks
 def test_products_of_our_models_are_bf16(config, way, vocabulary):
     model = config(vocabulary, 48, 2, 4, 64).build()
-    tune(model, way)
+    use_on_cpu(model, way)
     assert others(model) == set()
 
 

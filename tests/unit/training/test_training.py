@@ -17,7 +17,6 @@ import torch
 from config.schema import ConfigError, OptimConfig
 from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
-from store.goodput import PASSES, UPDATE
 from training.distributed.accelerator import Accelerator
 from training.reporting.console import Console
 from training.reporting.curves import draw_curves
@@ -190,28 +189,6 @@ def test_a_held_out_loss_is_recorded_per_token_and_per_byte(tmp_path, capsys):
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record == {"event": "eval", "step": 7, "loss": 2.0, "bits_per_byte": per_byte}
     assert capsys.readouterr().out == "step 7: held-out loss 2.0000, 0.9017 bits per byte\n"
-
-
-def test_the_pace_counts_passes_alone(tmp_path, monkeypatch):
-    now, paces = [0.0], []
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    class Threads:
-        def report_pace(self, seconds: float) -> None:
-            paces.append(seconds)
-            now[0] += 1.2  # it measures
-
-    report = report_of(tmp_path)
-    report.threads = Threads()
-    report.clock.enter(PASSES)
-    for step in range(1, 7):
-        now[0] += 0.25
-        report.clock.enter(UPDATE)
-        now[0] += 8.0
-        report.add(step, 0.1, torch.tensor(1.0), torch.tensor(1.0))
-        if step % 2 == 0:
-            report.write(Accelerator(cpu=True))
-    assert paces == [0.25, 0.25, 0.25]
 
 
 def test_the_first_speed_is_that_of_steps_without_the_start(tmp_path, monkeypatch):

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 
+import runs
 import training.run.tuning
-from config.compose import load_config
-from model.cpu import cores
-from model.cpu.threads import Threads
+from model import cpu
 from snapshot.command_line import usable_device
-from training.run.tuning import CpuTuning
+from training.run.tuning import fit_threads
+
+LIMITED = """
+import sys
+sys.path.insert(0, {root!r})
+import model.cpu, train
+from training.run.command import run_command
+model.cpu.cores_of_control_groups = lambda: 1.2
+run_command(train.main)
+"""
 
 
 def system(root: Path, lines: str, files: dict[str, str]) -> Path:
@@ -49,8 +57,8 @@ def system(root: Path, lines: str, files: dict[str, str]) -> Path:
 )
 def test_the_limit_is_the_least_of_the_control_groups(tmp_path, lines, files, expected):
     root = system(tmp_path, lines, {f"sys/fs/cgroup/{name}": at for name, at in files.items()})
-    assert cores.cores_of_control_groups(root) == expected
-    assert cores.cores_of_control_groups(tmp_path / "no Linux") == math.inf
+    assert cpu.cores_of_control_groups(root) == expected
+    assert cpu.cores_of_control_groups(tmp_path / "no Linux") == math.inf
 
 
 @pytest.mark.parametrize(
@@ -59,8 +67,8 @@ def test_the_limit_is_the_least_of_the_control_groups(tmp_path, lines, files, ex
 )
 def test_a_limit_is_rounded_to_whole_cores(monkeypatch, allowed, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
-    monkeypatch.setattr(cores, "cores_of_control_groups", lambda: allowed)
-    assert cores.cores() == expected
+    monkeypatch.setattr(cpu, "cores_of_control_groups", lambda: allowed)
+    assert cpu.cores() == expected
 
 
 @pytest.fixture
@@ -71,45 +79,46 @@ def threads(monkeypatch) -> list[int]:
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
-    monkeypatch.setattr(cores, "cores_of_control_groups", lambda: 4.0)
-    for name in ("use_one_heap", "keep_freed_memory"):  # for good, in the process of the tests
-        monkeypatch.setattr(training.run.tuning, name, lambda *_: None)
+    monkeypatch.setattr(cpu, "cores_of_control_groups", lambda: 4.0)
+    monkeypatch.setattr(training.run.tuning, "on_cpu", lambda: True)
     return used
 
 
-def begun(adapt_threads: bool = True) -> CpuTuning:
-    """The tuning of a run of one process."""
-    config = load_config([f"run.adapt_threads={adapt_threads}"])
-    return CpuTuning(Accelerator(cpu=True), config)
-
-
-def test_a_container_takes_threads_for_its_own_cores(threads):
-    warnings = []
-    tuning = begun()
+def test_a_run_in_a_container_takes_threads_for_its_own_cores_and_says_so(threads):
+    assert "4 of 64 threads: CPU affinity or a control group leaves" in fit_threads()
     assert threads == [64, 4]
-    tuning.loaded(warnings.append)
-    assert "4 of 64 threads: CPU affinity or a control group leaves" in warnings[0]
-    Threads(1, True, 4, warnings.append)
-    assert len(warnings) == 1
+    assert fit_threads() is None
+    assert threads == [64, 4]
 
 
 def test_processes_share_what_the_container_may_use(threads, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    begun()
+    fit_threads()
     assert threads == [64, 2]
-
-
-def test_the_number_can_be_kept(threads):
-    begun(adapt_threads=False)
-    assert threads == [64]
 
 
 def test_fewer_threads_than_allowed_stay(threads):
     threads.append(3)
-    begun()
+    assert fit_threads() is None
     assert threads[-1] == 3
 
 
-def test_commands_that_compute_on_a_cpu_do_so_too(threads):
+def test_a_run_on_a_gpu_keeps_its_threads(threads, monkeypatch):
+    monkeypatch.setattr(training.run.tuning, "on_cpu", lambda: False)
+    assert fit_threads() is None
+    assert threads == [64]
+
+
+def test_commands_that_compute_on_a_cpu_take_no_more(threads):
     usable_device("cpu")
     assert threads == [64, 4]
+
+
+def test_a_run_says_that_it_has_fewer_threads(small, tmp_path):
+    script = tmp_path / "limited.py"
+    script.write_text(LIMITED.format(root=str(runs.ROOT)))
+    words = [*small, "train.max_steps=1", f"run.dir={tmp_path / 'run'}"]
+    result = runs.run([sys.executable, str(script), *words], OMP_NUM_THREADS="2")
+    assert result.returncode == 0, result.stderr
+    assert "warning: 1 of 2 threads: CPU affinity or a control group leaves" in result.stdout
+    assert "CPU with 1 thread," in result.stdout

@@ -6,6 +6,15 @@ import math
 import os
 from pathlib import Path
 
+import torch
+
+
+def limit_threads(processes: int = 1) -> None:
+    """Use at most one thread for each core of a process's share, where `processes` share them."""
+    share = max(1, cores() // processes)
+    if torch.get_num_threads() > share:
+        torch.set_num_threads(share)
+
 
 def cores() -> int:
     """The CPU cores that this process may use, at least 1."""
