@@ -1,4 +1,4 @@
-"""What does a step do? Three steps of train.py are profiled: <run.dir>-trace/trace.html.
+"""What does a step do? Three steps of train.py are profiled: <run.dir>-trace/trace.json.
 
 accelerate launch --config_file accelerate_configs/ddp_cpu.yaml trace.py [arguments of train.py]
 """

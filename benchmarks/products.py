@@ -23,7 +23,7 @@ from model.family import ModelConfig
 from model.fp8 import TENSORWISE, Fp8Error
 from model.gpt import GPTConfig
 from model.llama import LlamaConfig
-from tracing.products import products_of_step
+from product_dtypes import products_of_step
 
 
 def main() -> None:

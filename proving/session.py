@@ -22,13 +22,12 @@ from model.family import LanguageModel
 from model.sharded import cut_like, gather_full, is_sharded, local_part
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import CUDA_GRANULE
+from proving.memory import Planned, track_kinds
 from proving.rows import Rows
 from proving.task import IN_SNAPSHOT, IN_STEP, IN_UPLOAD, STEPS, Task
 from proving.text import facts_of_text
 from snapshot.disk.files import step_of, write_json
 from snapshot.disk.reading import TIE
-from tracing.page import Result
-from tracing.session import NEVER, track_kinds
 from training.distributed.accelerator import split_of, unwrapped
 from training.distributed.environment import is_main_process
 from training.reporting.machine import computed_on
@@ -38,6 +37,8 @@ from training.run.stop import Stop
 
 SNAPSHOT_SECONDS = 600
 """The longest that a snapshot is waited for, in the middle of the next step."""
+NEVER = 10**9
+"""Steps between evaluations that an attempt does not make."""
 END_OF_TASK = "the end of this part of the proof"
 
 
@@ -149,7 +150,8 @@ class ProvenSession(Session):
                 memory = LiveBytes(CUDA_GRANULE if on_gpu else 1)
                 with track_kinds(memory, self._model, self._optimizer):
                     yield step
-                self._counted = Result.of(self, self._model, memory)
+                self._peak = int(memory.log.totals().sum(axis=1).max())
+                self._planned = Planned.of(self, self._model)
             else:
                 yield step
             self._facts["step_seconds"][step] = time.perf_counter() - begun
@@ -201,9 +203,8 @@ class ProvenSession(Session):
         self.accelerator.end_training()
         if is_main_process():
             self.console.close()
-            self._counted.predict()
-            self._facts["peak"] = int(self._counted.memory.sum(axis=1).max())
-            self._facts["predicted_peak"] = self._counted.predicted_peak
+            self._facts["peak"] = self._peak
+            self._facts["predicted_peak"] = self._planned.peak()
         self._write()
         return 0
 

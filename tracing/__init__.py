@@ -1,1 +1,1 @@
-"""What a step does: train.py under torch's profiler, its collectives and its memory on a page."""
+"""What a step does: train.py under torch's profiler, as a trace and a table of collectives."""

@@ -416,22 +416,6 @@ def grads_in_buckets(model: nn.Module) -> bool:
     return any(isinstance(module, DistributedDataParallel) for module in model.modules())
 
 
-def bucket_parameters(model: nn.Module) -> list[list[str]]:
-    """The names of the parameters whose gradients each of DDP's buckets carries, in their order.
-
-    Empty without DDP, and before its first backward pass, which decides the buckets.
-    """
-    for module in model.modules():
-        if isinstance(module, DistributedDataParallel):
-            named = module.module.named_parameters()
-            trained = [name for name, parameter in named if parameter.requires_grad]
-            listed = str(module._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", ""))
-            buckets = [bucket.split() for bucket in listed.split(",") if bucket.strip()]
-            names = [name.replace("_orig_mod.", "") for name in trained]  # of what is compiled
-            return [[names[int(index)] for index in bucket] for bucket in buckets]
-    return []
-
-
 def refuse_other_blocks(accelerator: accelerate.Accelerator, model: LanguageModel) -> None:
     """Raise ConfigError if the accelerate config file names other blocks than the model's.
 

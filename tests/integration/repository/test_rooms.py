@@ -86,7 +86,7 @@ ARROWS = {
         "training/reporting",
     },
     "planning": {"model", "optim", "config", "snapshot", "training", "data/split"},
-    "tracing": {"model", "data", "config", "planning", "training"},
+    "tracing": {"config", "training"},
     "proving": {
         "model",
         "data",
@@ -94,7 +94,6 @@ ARROWS = {
         "snapshot",
         "store",
         "planning",
-        "tracing",
         "training",
     },
     "cloud": {"training/exits"},

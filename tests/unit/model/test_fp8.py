@@ -14,7 +14,7 @@ from model.gpt import GPTConfig
 from model.llama import LlamaConfig
 from model.lora import hidden
 from model.recompute import SELECTIVE
-from tracing.products import products_of_step
+from product_dtypes import products_of_step
 
 IDS = torch.arange(64).view(2, 32)
 SIZES = {"vocab_size": 320, "block_size": 48, "n_layer": 2, "n_head": 4, "n_embd": 64}

@@ -10,7 +10,7 @@ from model.attention import CPU_WAYS, use_on_cpu
 from model.causal_lm import CausalLMConfig
 from model.gpt import GPTConfig
 from model.llama import LlamaConfig
-from tracing.products import products_of_step
+from product_dtypes import products_of_step
 
 IDS = torch.arange(64).view(2, 32)
 IN_FLOAT32 = {"falcon": {("bmm", "float32")}}
