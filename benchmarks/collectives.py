@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/collectives.py [--root <another checkout>] [--only <word>]
 
-trace.py counts in process 0, and its page has the counted and the predicted peak of tensors. With
---root another version is traced, without the rows of keys that it lacks.
+trace.py counts in process 0, with what processes agree on. With --root another version is traced,
+without the rows of keys that it lacks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ import tempfile
 from pathlib import Path
 
 from common import ROOT, as_words, machine, print_table
-
-sys.path.insert(0, str(ROOT))
-
-from planning.allocation_log import IN_MICRO_BATCHES, SUMMED
 
 ROWS = (
     ("DDP on 2", "ddp_cpu.yaml", ()),
@@ -38,13 +34,13 @@ ROWS = (
 """Name, shipped config file, and overrides of train.py."""
 PARTS = {"fsdp_hybrid_cpu.yaml": 4, "tp_cpu.yaml": 1, "cp_cpu.yaml": 1}
 """Parts of a global batch, if they are not 2."""
-KINDS = ("broadcast", "all-gather", "reduce-scatter", "all-reduce", *IN_MICRO_BATCHES, SUMMED)
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 LLAMA = """{"model_type": "llama", "vocab_size": 103, "hidden_size": 128, "intermediate_size": 352,
 "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 64}"""
 
 
 def traced(root: Path, config: str, words: tuple[str, ...], folder: Path) -> tuple[str, ...] | None:
-    """Calls and bytes of each kind, and the peak with its ratio; None without the key."""
+    """Calls and bytes of each kind; None without the key."""
     own = [f"run.dir={folder / 'run'}", "data.cache_dir=" + str(folder / "data")]
     own += ["optim.name=adamw", "train.micro_batch_size=2"]
     own += [f"train.global_batch_size={6 * PARTS.get(config, 2)}", "data.tokenizer=char"]
@@ -63,15 +59,8 @@ def traced(root: Path, config: str, words: tuple[str, ...], folder: Path) -> tup
     if result.returncode:
         sys.exit(result.stdout + result.stderr)
     found = re.findall(r"^(\S.*?)  +([\d,]+) +([\d,]+)  ", result.stdout, re.M)
-    # The norm and the agreement to stop are a few bytes, once a step.
     rows = {kind: (calls, size) for kind, calls, size in found}
-    cells = [" / ".join(rows.get(kind, ("0", "0"))) for kind in KINDS]
-    page = (folder / "run-trace" / "trace.html").read_text()
-    peak = re.search(r"The peak of the counted step is ([\d,]+) bytes", page)
-    ratio = re.search(r"counted over predicted is ([\d.]+)\.<", page)
-    assert peak is not None
-    assert ratio is not None
-    return (*cells, peak[1], ratio[1])
+    return tuple(" / ".join(rows.get(kind, ("0", "0"))) for kind in KINDS)
 
 
 def main() -> None:
@@ -90,7 +79,7 @@ def main() -> None:
             cells = traced(root, config, words, Path(place))
         if cells is not None:
             rows.append((name, *cells))
-    heads = ("calls / bytes a step", *KINDS, "peak, bytes", "counted / predicted")
+    heads = ("calls / bytes a step", *KINDS)
     empty = [column for column in range(len(heads)) if all(row[column] == "0 / 0" for row in rows)]
     kept = [column for column in range(len(heads)) if column not in empty]
     print_table([heads[one] for one in kept], [[row[one] for one in kept] for row in rows])

@@ -134,7 +134,7 @@ def test_every_family_is_traced(small, family, tmp_path):
     words = [*own, f"model.pretrained={base}", f"run.dir={tmp_path / 'run'}"]
     result = runs.run(runs.command(*words, script="trace.py"))
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run-trace" / "trace.html").exists()
+    assert (tmp_path / "run-trace" / "trace.json").exists()
 
 
 def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):

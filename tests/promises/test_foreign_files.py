@@ -113,9 +113,8 @@ OVERWRITTEN = [
     "trackers/wandb.log",
     "snapshots/photo.jpg",
     "snapshots/step-00000002/notes.txt",
-    "trace.html",
+    "trace.json",
     "profile_0.json",
-    "held_0.json",
 ]
 
 

@@ -40,7 +40,7 @@ EXIT_CODE, LOCK = "exit_code", ".lock"
 ATTEMPTS = "attempts.txt"
 """The ids of the attempts that uploaded from the directory, to compare with latest.json."""
 WRITTEN = (CONFIG_FILE, METRICS, EVENTS, BEST, ATTEMPTS, CURVES, TRACKERS, LOCK)
-OF_TRACES = ("trace.html", "trace.json", "profile_*.json", "held_*.json")
+OF_TRACES = ("trace.json", "profile_*.json")
 SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
 """Sections of the configuration since its first version."""
 LARGEST_CONFIG_BYTES = 1 << 20

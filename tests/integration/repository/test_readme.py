@@ -38,7 +38,7 @@ def test_a_launch_of_every_config_for_cpus_is_run():
     assert len(ON_THIS_CPU) >= 11
 
 
-SAID = {"train.py": "Generate text:", "trace.py": "trace.html", "prove.py": "0 red"}
+SAID = {"train.py": "Generate text:", "trace.py": "trace.json", "prove.py": "0 red"}
 """What the output of a script has."""
 
 
