@@ -46,14 +46,13 @@ def card_text(
     events: Sequence[Mapping[str, Any]] = (),
     best: Best | None = None,
     speed: str | None = None,
-    goodput: str | None = None,
     proof: str | None = None,
     owner: Owner | None = None,
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`.
 
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
-    `speed` is that of the newest steps, `goodput` what the time of all attempts went into,
+    `speed` is that of the newest steps,
     `proof` what was checked before the run, `owner` the attempt that writes the card.
     """
     unit, prefix = token_unit(state.data), configured_prefix(state.config)
@@ -63,7 +62,7 @@ def card_text(
         f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: "
         f"{_files_at_the_top(state)}, of step {state.step:,}; "
         "`snapshots/` holds what is needed to continue training.",
-        _facts_table(state, shape, versions, speed, goodput, proof, owner),
+        _facts_table(state, shape, versions, speed, proof, owner),
     ]
     if has_curves:
         parts.append(f"![Training and held-out loss over steps]({CURVES})")
@@ -187,7 +186,6 @@ def _facts_table(
     shape: ModelConfig,
     versions: Mapping[str, str],
     speed: str | None,
-    goodput: str | None,
     proof: str | None,
     owner: Owner | None,
 ) -> str:
@@ -210,8 +208,6 @@ def _facts_table(
     facts += [(label, _value(state.config, key)) for key, label in SHOWN]
     if speed is not None:
         facts.append(("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}"))
-    if goodput is not None:
-        facts.append(("goodput", goodput))
     if proof is not None:
         facts.append(("proven before step 1", f"{proof} (proof.json)"))
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from data.printable import printable
-from store.goodput import CLOCK
 
 MOST_BYTES = 4 << 20
 """Enough for thousands of events or samples."""
 Event = dict[str, Any]
-KINDS = ("start", "machine", "changed", "warning", "stop", "end", CLOCK)
+KINDS = ("start", "machine", "changed", "warning", "stop", "end")
 MOST_EVENTS = 4_000
 LONGEST_TEXT = 400
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -35,11 +33,6 @@ def parse_events(content: bytes) -> list[Event]:
     """The newest events among the lines of untrusted content."""
     events = map(_event_in, content.splitlines()[-MOST_EVENTS:])
     return [event for event in events if event is not None]
-
-
-def history_of(events: Sequence[Event]) -> list[Event]:
-    """The events that a person reads: all but the readings of clocks."""
-    return [event for event in events if event["event"] != CLOCK]
 
 
 def as_text(events: list[Event]) -> str:

@@ -92,21 +92,6 @@ def fetch_records(repo: RepoContents, step: int, folder: Path) -> Records:
     return Records(here[:-1], begin, here[-1]) if EVENTS in there else Records(here, begin, None)
 
 
-def fetch_events(repo: RepoContents, folder: Path) -> bytes:
-    """The events of a run in its store, which are untrusted input; empty where it has none.
-
-    Raises as `fetch_records` does.
-    """
-    prefix = "" if repo.latest is None else repo.hub.attempt_prefix(repo.latest.folder)
-    path = prefix + EVENTS
-    if (file := repo.files.get(path)) is None:
-        return b""
-    if file.size > LARGEST_BYTES[EVENTS]:
-        raise SnapshotError(f"{EVENTS} of {repo.name} has {file.size:,} bytes")
-    repo.hub.download_all(repo.commit, {path: file}, folder)
-    return (folder / path).read_bytes()
-
-
 def _is_as_listed(path: Path, file: RemoteFile) -> bool:
     if file.sha256 is not None:
         return sha256_of(path) == file.sha256

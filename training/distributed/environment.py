@@ -87,11 +87,6 @@ def machine_number() -> int:
     return int(env_var("GROUP_RANK", "0"))
 
 
-def machines() -> int:
-    """On how many machines the launcher started processes."""
-    return int(env_var("GROUP_WORLD_SIZE", "1"))
-
-
 def is_local_main_process() -> bool:
     """Whether this is the first process of its machine."""
     return env_var("LOCAL_RANK", "0") == "0"

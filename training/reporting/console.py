@@ -16,7 +16,6 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from data.printable import printable, redact_urls
-from store.goodput import Reading
 from store.ownership import duration
 from training.reporting.events import Events
 from training.reporting.machine import Speed
@@ -128,11 +127,6 @@ class Console:
         """Add an event of the run, without a line."""
         if self.events is not None:
             self.events.add(event, step, text)
-
-    def read_clock(self, reading: Reading) -> None:
-        """Keep how an attempt of the run has spent its time."""
-        if self.events is not None:
-            self.events.read_clock(reading)
 
     def sample(self, step: int, text: str, shortened: str = "") -> None:
         """Print a text that the model has generated between two rules.

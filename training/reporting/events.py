@@ -25,7 +25,6 @@ from store.events import (
     parse_events,
     read_events,
 )
-from store.goodput import CLOCK, Reading, readings_in
 
 FOLDERS = re.compile(r"\S*/")
 
@@ -45,13 +44,6 @@ class Events:
         line = self._event(event, step, self._shown(text))
         with self._lock, suppress(OSError), open(self.path, "a", encoding="utf-8") as opened:
             opened.write(f"{json.dumps(line)}\n")
-
-    def read_clock(self, reading: Reading) -> None:
-        """Keep a reading of an attempt's clock, in the place of the one before."""
-        line = self._event(CLOCK, reading.step, reading.as_text()) | {"attempt": reading.attempt}
-        with self._lock, suppress(OSError):
-            kept = [event for event in read_events(self.path) if not _is_clock_of(event, line)]
-            write_whole(self.path, as_text([*kept, line]))
 
     def _event(self, event: str, step: int, text: str) -> Event:
         return {
@@ -82,7 +74,7 @@ class Events:
         Of one second, those of the attempt that began first come first.
         """
         with self._lock:
-            events = _newest_clocks([*parse_events(fetched), *read_events(self.path)])
+            events = [*parse_events(fetched), *read_events(self.path)]
             begun: dict[str, str] = {}
             for event in events:
                 attempt = event["attempt"]
@@ -92,20 +84,6 @@ class Events:
                 map(json.loads, lines), key=lambda one: (one["time"], begun[one["attempt"]])
             )
             write_whole(self.path, as_text(ordered[-MOST_EVENTS:]))
-
-
-def _is_clock_of(event: Event, other: Event) -> bool:
-    return event["event"] == CLOCK and event["attempt"] == other["attempt"]
-
-
-def _newest_clocks(events: list[Event]) -> list[Event]:
-    """The events, with only the last reading of each attempt's clock."""
-    last = {reading.attempt: reading.as_text() for reading in readings_in(events)}
-    return [
-        event
-        for event in events
-        if event["event"] != CLOCK or event["text"] == last.get(event["attempt"])
-    ]
 
 
 def _folders_of(places: Iterable[str]) -> list[str]:

@@ -86,14 +86,6 @@ def _with_loss(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record["event"] != "sample"]
 
 
-def newest_step(path: Path) -> int:
-    """The step of the last lines of a metrics file; 0 without. Raises as `read_metrics` does."""
-    if not path.exists():
-        return 0
-    with open(path, "rb") as opened:
-        return _newest_step(opened, os.fstat(opened.fileno()).st_size)
-
-
 def _newest_step(opened: BinaryIO, size: int) -> int:
     return max((one["step"] for one in _lines_before(opened, size)), default=0)
 

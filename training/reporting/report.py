@@ -20,14 +20,13 @@ from torch import Tensor
 from config.schema import ConfigError
 from data.prepared import CorpusInfo
 from model.sharded import gather_full
-from store.goodput import EVALUATION, PASSES, SNAPSHOT
 from store.uploader import Uploader
 from training.distributed.agreement import equal_on_all
 from training.distributed.environment import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
-from training.reporting.timing import PhaseClock
+from training.reporting.timing import EVALUATION, PASSES, SNAPSHOT, PhaseClock
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""

@@ -21,8 +21,6 @@ from model.nf4 import full_parameters
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
-from store.events import read_events
-from store.goodput import goodput_of
 from training.distributed.accelerator import split_of, why_not_compiled
 from training.distributed.environment import is_one_machine, shutdown_timeout
 from training.reporting.console import Console
@@ -225,18 +223,10 @@ def print_stop(console: Console, config: Config, report: Report, reason: str) ->
 
 
 def print_times(console: Console, clock: PhaseClock) -> None:
-    """Print where the time of this attempt went, and that of all attempts of the run."""
+    """Print where the time of this attempt went."""
     console.say()
     for number, line in enumerate(clock.table()):
         console.say(f"{'' if number else 'time':<10}{line}")
-    found = None if console.events is None else goodput_of(read_events(console.events.path))
-    if found is None:
-        return
-    if found.attempts > 1:
-        console.say()
-        for number, line in enumerate(found.table()):
-            console.say(f"{'' if number else 'run':<10}{line}")
-    console.say(f"goodput   {found.in_words()}")
 
 
 def print_finished(console: Console, step: int) -> None:

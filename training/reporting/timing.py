@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from store.goodput import DATA, PASSES, PHASES, START
-
 Item = TypeVar("Item")
+START, DATA, PASSES, UPDATE = "start", "data", "forward and backward", "update"
+SNAPSHOT, EVALUATION, UPLOAD, END = "snapshot", "evaluation and sample", "upload", "end"
+PHASES = (START, DATA, PASSES, UPDATE, SNAPSHOT, EVALUATION, UPLOAD, END)
+"""The phase of the upload is the wait for the last one; others run in the background."""
 
 
 class PhaseClock:
@@ -28,12 +30,6 @@ class PhaseClock:
         now = time.perf_counter()
         self.seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
-
-    def so_far(self) -> dict[str, float]:
-        """The seconds of each phase until now. Any thread may call this."""
-        phase, seconds = self._phase, dict(self.seconds)
-        seconds[phase] += max(0.0, time.perf_counter() - self._since)
-        return seconds
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:

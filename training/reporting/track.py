@@ -35,7 +35,7 @@ from snapshot.disk.files import snapshot_folders, snapshots_in, write_whole
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
-from store.events import Event, history_of, read_events
+from store.events import Event, read_events
 from store.records import EVENTS
 from training.distributed.accelerator import check_installed
 from training.distributed.environment import without_launcher
@@ -218,7 +218,7 @@ class Rows:
             records, at_end = read_after(self._run_dir / METRICS, self.step, MOST_BYTES)
             steps = [(step, list(of_it)) for step, of_it in groupby(records, itemgetter("step"))]
             known = steps if complete and at_end else steps[:-1]
-            events = history_of(read_events(self._run_dir / EVENTS))
+            events = read_events(self._run_dir / EVENTS)
             for step, found in known:
                 row = figures_of(found)
                 if found[-1]["event"] == "sample":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -21,12 +20,11 @@ from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start
 from store.errors import HubError
 from store.events import as_text, read_events
-from store.goodput import readings_in
 from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
 from store.store import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events
-from training.reporting.metrics import has_step, newest_step
+from training.reporting.metrics import has_step
 from training.reporting.proof import PROOF, read_proof
 from training.reporting.segments import merge_metrics, segments
 
@@ -39,29 +37,12 @@ def begin_records(
     Only the main process calls this. `code_before` is the exit code of the attempt before.
     """
     console.events = Events(Path(config.run.dir) / EVENTS, state.attempt_id, _places(config))
-    note_last_sign(console.events, Path(config.run.dir))
     fetch_missing(console, console.events, config, start, state)
     console.note("start", state.step, _origin(config, start, code_before))
     console.note("machine", state.step, state.computed_on or "")
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
             console.note("changed", state.step, change)
-
-
-def note_last_sign(events: Events, run_dir: Path) -> None:
-    """Add to the clock of an attempt that was killed here how long it lived on.
-
-    Its last line of metrics says so, until this attempt continues the file.
-    """
-    readings = readings_in(read_events(events.path))
-    if not readings or readings[-1].ended:
-        return
-    last, metrics = readings[-1], run_dir / METRICS
-    with suppress(OSError, ConfigError):
-        silent = metrics.stat().st_mtime - (last.seen - last.silent)
-        if silent > last.silent:
-            step = max(last.step, newest_step(metrics))
-            events.read_clock(replace(last, step=step, silent=silent))
 
 
 def _places(config: Config) -> list[str]:

@@ -28,7 +28,6 @@ from snapshot.disk.shards import StagingBuffer, snapshot_bytes
 from snapshot.disk.state import RunState, token_unit
 from snapshot.disk.writing import Destination, PendingSnapshot, begin_snapshot
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
-from store.goodput import EVALUATION, SNAPSHOT
 from training.distributed.accelerator import unwrapped
 from training.distributed.agreement import broadcast_text, raise_if_any_failed
 from training.distributed.environment import machine_number
@@ -38,6 +37,7 @@ from training.reporting.console import Console
 from training.reporting.curves import draw_run
 from training.reporting.machine import computed_on
 from training.reporting.report import Report
+from training.reporting.timing import EVALUATION, SNAPSHOT
 from training.run.evaluations import BestSnapshot
 from training.run.uploading import hand_over
 
@@ -79,12 +79,8 @@ class SnapshotWriter:
         best: BestSnapshot,
         base: BaseReference | None = None,
         generation: dict[str, Any] | None = None,
-        saved: Callable[[], object] = lambda: None,
     ) -> None:
-        """`generation` is the content of generation_config.json, if snapshots have one.
-
-        `saved` is called when a snapshot is on disk, before its upload.
-        """
+        """`generation` is the content of generation_config.json, if snapshots have one."""
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
         self.unfinished = False
@@ -93,7 +89,6 @@ class SnapshotWriter:
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
         self._tokenizer, self._base, self._generation = tokenizer, base, generation
-        self._saved = saved
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
@@ -303,7 +298,6 @@ class SnapshotWriter:
             self._whole[report.last_snapshot] = True
             report.durable_seconds.append(time.perf_counter() - begun)
             self._written.set()
-            self._saved()
             self.prune(step)
             if publish is not None:
                 publish()

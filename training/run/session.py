@@ -26,7 +26,6 @@ from snapshot.disk.files import snapshots_in
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
-from store.goodput import END, UPDATE, UPLOAD, Reading
 from store.ownership import AGAIN, DONE, PERSON
 from store.standby import RELEASE_SECONDS, Hold
 from store.uploader import Uploader
@@ -56,8 +55,8 @@ from training.reporting import summary
 from training.reporting.console import Console, write_now
 from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
+from training.reporting.timing import END, UPDATE, UPLOAD
 from training.reporting.track import Trackers
-from training.run.cost import begin_reading
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.neighbours import share_newest, share_records
@@ -145,8 +144,6 @@ class Session:
         self.finished = self._waited_for_snapshot = self._last = self._stopping = False
         self._sample: str | None = None
         self._held_out = float("nan")
-        self._reading: Reading | None = None
-        """What the readings of this attempt's clock have in common; None where nobody reads it."""
 
     def begin(self, accelerator: Accelerator) -> None:
         """Derive accumulation, lock the run's directory, and set this process up.
@@ -244,20 +241,6 @@ class Session:
         self._pending = evaluation_is_pending(accelerator, console, config, start, state)
         self._last = state.step >= config.train.max_steps
         self.finished = self._last and not self._pending
-        if not self.finished:
-            run_on_main(accelerator, self._begin_clock)
-
-    def _begin_clock(self) -> None:
-        """Read this attempt's clock for the first time."""
-        self._reading = begin_reading(self.state)
-        self.console.read_clock(self._reading)
-
-    def _read_clock(self) -> None:
-        """Keep how this attempt has spent its time so far. Any thread may call this."""
-        if self._reading is not None:
-            step, seconds = self.console.step, self.report.clock.so_far()
-            reading = replace(self._reading, step=step, read_at=step, seconds=seconds)
-            self.console.read_clock(reading)
 
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
@@ -296,7 +279,6 @@ class Session:
             best=self._best,
             base=None if self.pretrained is None else self.pretrained.reference,
             generation=self._generation,
-            saved=self._read_clock,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
@@ -413,7 +395,6 @@ class Session:
         with self.report.clock.within(UPLOAD):
             self._finish_uploads()
             self._release_after_uploads(self.signals.cause, self._seconds_to_release())
-        self._read_clock()
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)
@@ -435,7 +416,6 @@ class Session:
         """Wait at most this long, after an error, for a snapshot that began before it."""
         if self._writer is not None:
             self._writer.end(seconds)
-            self._read_clock()
 
     def flush_uploads(self, seconds: float) -> None:
         """Wait at most this long, after an error, for the uploads."""

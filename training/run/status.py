@@ -7,18 +7,14 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from data.printable import printable
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
-from store.errors import HubError
-from store.events import Event, newest_lines, parse_events, read_events
-from store.fetch import read_repo
-from store.goodput import goodput_of
+from store.events import newest_lines, read_events
 from store.kinds import named_store, ownership_of
 from store.ownership import AGAIN, DONE, ENDS, PERSON, duration, in_words, seconds_since, utc
-from store.records import EVENTS, fetch_events
+from store.records import EVENTS
 from store.store import BRANCH, Store, with_retries
 from training.exits import (
     EXIT_AGAIN,
@@ -70,23 +66,7 @@ def of_store(store: Store, revision: str = BRANCH) -> Facts:
         ("seen", _seen(owner.seen, now)),
         ("step", f"{owner.step:,} is the newest there" if owner.step else "no snapshot yet"),
         ("state", owner.state(now)),
-        *_goodput(parse_events(_events_in(store))),
     ]
-
-
-def _events_in(store: Store) -> bytes:
-    """The events of a run, by its store; none where they cannot be read."""
-    with suppress(SnapshotError, HubError, OSError), TemporaryDirectory() as folder:
-        return with_retries(store, lambda: fetch_events(read_repo(store), Path(folder)))
-    return b""
-
-
-def _goodput(events: list[Event]) -> Facts:
-    """Where the time of a run went, over all attempts: a line in all, and one for each kind."""
-    found = goodput_of(events)
-    if found is None:
-        return []
-    return [("goodput", found.in_words()), *(("", line) for line in found.table())]
 
 
 def of_folder(run_dir: Path) -> Facts:
@@ -110,7 +90,6 @@ def of_folder(run_dir: Path) -> Facts:
         ("seen", _seen(seen, time.time())),
         ("step", "no step yet" if step is None else f"{step:,} is the newest"),
         ("state", _state_of(run_dir)),
-        *_goodput(events),
     ]
 
 

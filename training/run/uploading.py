@@ -16,9 +16,8 @@ from snapshot.disk.state import RunState, read_state, versions
 from snapshot.run_store import RunStore
 from snapshot.start import Start
 from store.card import card_text
-from store.events import history_of, read_events
+from store.events import read_events
 from store.fence import USUAL_SILENCE_SECONDS
-from store.goodput import goodput_of
 from store.kinds import open_store
 from store.ownership import Owner, machine_name, utc
 from store.records import EVENTS
@@ -122,8 +121,6 @@ def hand_over(
         state, proof = read_state(snapshot), read_proof(config.run.dir)
         if best_loss is not None:
             state.update_best_loss(best_loss)
-        events = read_events(Path(config.run.dir) / EVENTS)
-        spent = goodput_of(events)
         text = card_text(
             str(config.hub.repo_id or config.hub.store_url),
             state,
@@ -131,10 +128,9 @@ def hand_over(
             versions(),
             sample=sample,
             has_curves=picture is not None,
-            events=history_of(events),
+            events=read_events(Path(config.run.dir) / EVENTS),
             best=best,
             speed=console.speed_in_words(),
-            goodput=None if spent is None else spent.in_words(),
             proof=None if proof is None else in_words(proof),
             owner=uploads.owner(is_last),
         )
