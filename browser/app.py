@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 HERE = Path(__file__).parent
 SHOWN = 8
 """Tokens that are generated before the page shows them."""
-tokenizer: Any = AutoTokenizer.from_pretrained(HERE / "model")
-model: Any = AutoModelForCausalLM.from_pretrained(HERE / "model").eval()
-model.to("cuda" if torch.cuda.is_available() else "cpu")
-CONTEXT = model.config.max_position_embeddings
+TOKENIZER: Any = AutoTokenizer.from_pretrained(HERE / "model")
+MODEL: Any = AutoModelForCausalLM.from_pretrained(HERE / "model").eval()
+MODEL.to("cuda" if torch.cuda.is_available() else "cpu")
+CONTEXT = MODEL.config.max_position_embeddings
 
 
 def text_after(ids: Any, length: int, temperature: float) -> Iterator[str]:
@@ -30,26 +30,26 @@ def text_after(ids: Any, length: int, temperature: float) -> Iterator[str]:
 
     Where the context is full, the model reads on from its last half.
     """
-    ids, start, cache = ids.to(model.device), ids.shape[1], DynamicCache(config=model.config)
+    ids, start, cache = ids.to(MODEL.device), ids.shape[1], DynamicCache(config=MODEL.config)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
-    ends = model.generation_config.eos_token_id
+    ends = MODEL.generation_config.eos_token_id
     read = ids
     while (left := length - (ids.shape[1] - start)) > 0:
         if read.shape[1] >= CONTEXT:
-            read, cache = read[:, -(CONTEXT // 2) :], DynamicCache(config=model.config)
+            read, cache = read[:, -(CONTEXT // 2) :], DynamicCache(config=MODEL.config)
         count = min(SHOWN, left, CONTEXT - read.shape[1])
         options = {"max_new_tokens": count, "pad_token_id": 0, **sampling}
         mask = torch.ones_like(read)
-        longer = model.generate(read, attention_mask=mask, cache=cache, **options)
+        longer = MODEL.generate(read, attention_mask=mask, cache=cache, **options)
         ids, read = torch.cat([ids, longer[:, read.shape[1] :]], dim=1), longer
-        yield tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+        yield TOKENIZER.decode(ids[0, start:], skip_special_tokens=True)
         if int(ids[0, -1]) in (ends if isinstance(ends, list) else [ends]):
             return
 
 
 def complete(prompt: str, length: int, temperature: float) -> Iterator[str]:
     """Yield the prompt and what follows it."""
-    ids = tokenizer(prompt or "\n", return_tensors="pt").input_ids
+    ids = TOKENIZER(prompt or "\n", return_tensors="pt").input_ids
     yield from (prompt + text for text in text_after(ids, length, temperature))
 
 
@@ -61,7 +61,7 @@ def reply(message: str, turns: list[Any], length: int, temperature: float) -> It
     ]
     said.append({"role": "user", "content": message})
     options = {"add_generation_prompt": True, "return_dict": False, "return_tensors": "pt"}
-    yield from text_after(tokenizer.apply_chat_template(said, **options), length, temperature)
+    yield from text_after(TOKENIZER.apply_chat_template(said, **options), length, temperature)
 
 
 def page() -> gr.Blocks:
@@ -71,7 +71,7 @@ def page() -> gr.Blocks:
         gr.Slider(0, 2, 0.8, label="Temperature; 0: always the most likely token"),
     ]
     title = RepoCard.load(HERE / "README.md").data.title
-    if tokenizer.chat_template:
+    if TOKENIZER.chat_template:
         return gr.ChatInterface(reply, title=title, additional_inputs=settings)
     prompt, text = gr.Textbox(label="Prompt", lines=3), gr.Textbox(label="Text", lines=12)
     return gr.Interface(complete, [prompt, *settings], text, title=title, flagging_mode="never")

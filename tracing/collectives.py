@@ -72,7 +72,7 @@ def table(rows: dict[str, Row]) -> list[str]:
     """The rows for a terminal, below a head; no lines without collectives."""
     if not rows:
         return []
-    lines = [f"{'collective':<16}{'calls':>7}{'bytes':>17}{'ms':>10}{'beside computation':>20}"]
+    lines = [f"{'collective':<16}{'calls':>7}{'bytes':>17}{'ms':>10}{'while computing':>20}"]
     for kind, row in rows.items():
         share = row.overlapped / row.microseconds if row.microseconds else 0.0
         lines.append(

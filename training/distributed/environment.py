@@ -136,6 +136,14 @@ def on_cpu() -> bool:
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 
+def draw_into_files() -> None:
+    """Have matplotlib import without a display.
+
+    Its import fails where MPLBACKEND names a backend that is not installed, such as a notebook's.
+    """
+    os.environ["MPLBACKEND"] = "agg"
+
+
 def silence_profiler() -> None:
     """Keep the progress lines of torch's profiler (USDT:..., STAGE:...) off the terminal.
 

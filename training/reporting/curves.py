@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from config.schema import Config
+from training.distributed.environment import draw_into_files
 from training.reporting.console import Console
 from training.reporting.metrics import Record, sample_metrics
 
@@ -34,8 +34,7 @@ def draw_run(console: Console, config: Config, unit: str) -> None:
 
 def draw_curves(records: list[Record], title: str, path: Path, unit: str = "token") -> None:
     """Draw the train and eval events of a run into a PNG file, atomically."""
-    # Importing matplotlib fails where MPLBACKEND names one that is not installed, as a notebook's.
-    os.environ["MPLBACKEND"] = "agg"
+    draw_into_files()
     # Imported here because it takes a second, and only the end of a run needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
