@@ -1,15 +1,16 @@
 """Conversations as tokens: rendered by the tokenizer's chat template, with their targets marked.
 
 transformers renders the template, in a sandbox, and is imported only for that. A special token that
-a message spells out is encoded as text, so that no message can end a turn.
+a message spells out is encoded as text, so that no message can end a turn: the tokens are those of
+`apply_chat_template(sanitize_control_tokens=True)`, which cannot say which of them are targets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -17,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError
-from data.messages import ASSISTANT, EMPTY, ChatError, Conversation, Fences, Part, any_of, fenced
+from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
 from data.pieces import utf8_bytes
-from data.seams import Tokens
-from data.subwords import SubwordTokenizer
+from data.subwords import Part, SubwordTokenizer, Tokens
 from data.tokenizer import Tokenizer
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -34,11 +34,9 @@ class Rendered(NamedTuple):
     """A conversation as text."""
 
     text: str
-    """The text, with fences."""
+    """The text, in which transformers' markers are around special tokens of messages."""
     spans: list[tuple[int, int]]
     """Start and end of each assistant text, in characters."""
-    fences: Fences | None = None
-    """The fences around special tokens that messages spell out; None if there are none."""
 
 
 class EncodedChat(NamedTuple):
@@ -85,7 +83,6 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.templates = templates
         self.today = today
-        self._ends: frozenset[str] | None = None
 
     def template_for(self, conversation: Conversation) -> str:
         """The template: with tools, the one that is named tool_use, as transformers chooses it."""
@@ -116,35 +113,36 @@ class ChatTemplate:
     def _unwritable(self) -> set[str]:
         """The tokens that no message may write: special ones, and those between messages.
 
-        Some models' marks of roles are added tokens that are not special.
+        Some models' marks of roles are added tokens that are not special. Others, such as <think>,
+        are for a reply to write.
         """
+        marks, added = set(self.tokenizer.marks), self.tokenizer.added_tokens
         turns = [{"role": role, "content": PROBE} for role in ("user", ASSISTANT, "user")]
         try:
             # Before the first message is perhaps a system prompt, which may explain <think>.
             between = self.render(EMPTY.and_then(turns)).split(PROBE)[1:]
-        except ChatError:  # a template that asks for more than that
-            return self._spelled_out.union(self.tokenizer.marks)
+        except ChatError:  # a template that asks for more than that: all that it spells out
+            templates = "".join(self.templates.values())
+            return marks.union(text for text in added if text.strip() and text in templates)
         found = {i for part in self.tokenizer.encode_marked(between) for i in part.ids}
-        words = self.tokenizer.added_tokens.items()
-        return {text for text, i in words if i in found and text.strip()}.union(
-            self.tokenizer.marks
-        )
-
-    @cached_property
-    def _spelled_out(self) -> set[str]:
-        """The added tokens that the templates spell out, special or not."""
-        texts = self.templates.values()
         # Gemma has tokens for line ends, which are no marks.
-        words = (text for text in self.tokenizer.added_tokens if text.strip())
-        return {word for word in words if any(word in text for text in texts)}
+        return marks.union(text for text, i in added.items() if i in found and text.strip())
 
     @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        return any_of(self._unwritable | self._spelled_out)
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """What no message may write, and the same between transformers' markers, or one of them."""
+        from transformers.utils import chat_template_utils
 
-    @cached_property
-    def _no_text(self) -> re.Pattern[str]:
-        return any_of(self._unwritable)
+        patterns = chat_template_utils._get_control_token_patterns(tuple(sorted(self._unwritable)))
+        return patterns[0], patterns[1]
+
+    def _marked(self, conversation: Conversation) -> Conversation:
+        """A conversation with transformers' markers around what no message may write."""
+        from transformers.utils.chat_template_utils import mark_control_tokens
+
+        messages = mark_control_tokens(list(conversation.messages), self._patterns[0])
+        extras = mark_control_tokens(dict(conversation.extras), self._patterns[0])
+        return Conversation(messages, extras)
 
     @property
     def no_tokens(self) -> NDArray:
@@ -180,17 +178,6 @@ class ChatTemplate:
             raise ChatError(f"the chat template refuses it: {reason:.200}") from error
         return Rendered(texts[0], [tuple(span) for span in spans[0]] if track else [])
 
-    def _fenced(
-        self, conversation: Conversation, reply: bool
-    ) -> tuple[Conversation, Fences | None]:
-        if self._ends is None:
-            ends = self.stops()
-            added = self.tokenizer.added_tokens.items()
-            self._ends = frozenset(text for text, i in added if i in ends)
-        template, render = self.template_for(conversation), partial(self.render, reply=reply)
-        writable = self._spelled_out - self._unwritable
-        return fenced(conversation, self._marks, self._ends, writable, template, render)
-
     def with_spans(self, conversation: Conversation) -> Rendered:
         """The text of a conversation, and where it is the assistant's.
 
@@ -198,14 +185,12 @@ class ChatTemplate:
         the template adds after the start of a reply when the message is there. Raises ChatError if
         neither works.
         """
-        conversation, fences = self._fenced(conversation, reply=False)
+        conversation = self._marked(conversation)
         if GENERATION.search(self.template_for(conversation)):
             rendered = self._render(conversation, reply=False, track=True)
             if not rendered.spans:
                 raise ChatError("the chat template marks no assistant text by {% generation %}")
-            return Rendered(
-                rendered.text, [one for one in rendered.spans if one[0] < one[1]], fences
-            )
+            return Rendered(rendered.text, [one for one in rendered.spans if one[0] < one[1]])
         whole = self.render(conversation)
         spans = []
         for end in conversation.ends_of_replies:
@@ -218,12 +203,12 @@ class ChatTemplate:
                     "{% generation %} and {% endgeneration %}"
                 )
             spans.append((len(before), len(after)))
-        return Rendered(whole, spans, fences)
+        return Rendered(whole, spans)
 
     def encode_prompt(self, conversation: Conversation) -> NDArray:
         """The tokens (T,) after which the assistant writes its reply. Raises ChatError."""
-        found, fences = self._fenced(conversation, reply=True)
-        return self._encode([Rendered(self.render(found, reply=True), [], fences)])[0].ids
+        text = self.render(self._marked(conversation), reply=True)
+        return self._encode([Rendered(text, [])])[0].ids
 
     def encode(
         self, conversations: Sequence[Conversation], longest: int
@@ -275,29 +260,30 @@ class ChatTemplate:
         return rendered
 
     def _encode(self, conversations: Sequence[Rendered]) -> list[EncodedChat]:
-        plain = [one.text for one in conversations if one.fences is None]
-        encoded = iter(self.tokenizer.encode_marked(plain))
+        has_markers = [self._patterns[1].search(one.text) is not None for one in conversations]
+        both = list(zip(conversations, has_markers, strict=True))
+        plain = iter(self.tokenizer.encode_marked([one.text for one, has in both if not has]))
         return [
-            self._with_mask(one, next(encoded) if one.fences is None else self._in_parts(one))
-            for one in conversations
+            self._with_mask(
+                one, self.tokenizer.encode_parts(self._parts(one.text)) if has else next(plain)
+            )
+            for one, has in both
         ]
 
-    def _in_parts(self, rendered: Rendered) -> Tokens:
-        """The tokens of a conversation that spells out special tokens."""
-        found, before = Tokens([], []), ""
-        for part in self._parts(rendered, rendered.text):
-            one = self.tokenizer.encode_after(before, part.text, part.as_text)
-            found.ids.extend(one.ids)
-            found.offsets.extend(
-                (part.begin + begin, part.begin + end) for begin, end in one.offsets
-            )
-            before = part.text
-        return found
+    def _parts(self, text: str) -> Iterator[Part]:
+        """A text, cut at its markers: a token between two of them is a part of its own.
 
-    def _parts(self, rendered: Rendered, text: str) -> list[Part]:
-        if rendered.fences is None:
-            return [Part(text, False, 0)]
-        return list(rendered.fences.parts(text, self._marks))
+        A marker that a template has left without its other one is dropped.
+        """
+        begin = 0
+        for match in self._patterns[1].finditer(text):
+            if match.start() > begin:
+                yield Part(text[begin : match.start()], False, begin)
+            if match[1]:
+                yield Part(match[1], True, match.start(1))
+            begin = match.end()
+        if begin < len(text):
+            yield Part(text[begin:], False, begin)
 
     def _with_mask(self, rendered: Rendered, tokens: Tokens) -> EncodedChat:
         """A token is a target if a character of it is the assistant's, as in transformers."""
@@ -306,8 +292,8 @@ class ChatTemplate:
         text_bytes = 0
         for begin, end in rendered.spans:
             trained[(begins < end) & (ends > begin)] = 1
-            for part in self._parts(rendered, rendered.text[begin:end]):
-                text = part.text if part.as_text else self._no_text.sub("", part.text)
+            for part in self._parts(rendered.text[begin:end]):
+                text = part.text if part.as_text else self._patterns[0].sub("", part.text)
                 text_bytes += utf8_bytes(text)
         trained[:1] = 0  # nothing predicts the first token
         ids = np.array(tokens.ids, dtype=self.tokenizer.dtype)

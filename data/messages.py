@@ -1,18 +1,10 @@
-"""A conversation: its messages, and the other fields that a chat template reads.
-
-A message may spell out a special token, which counts as text and ends no turn. While a template
-renders, each such token stands between two *fences*, characters that the conversation does not
-contain. That distinguishes it from the special tokens that the template writes.
-"""
+"""A conversation: its messages, and the other fields that a chat template reads."""
 
 from __future__ import annotations
 
 import json
-import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -81,26 +73,13 @@ class Conversation(NamedTuple):
 EMPTY = Conversation(())
 
 
-def strings_in(value: Any) -> Iterator[str]:
-    """Every string in a value of JSON, keys included."""
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text among the values of JSON."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        yield from value
-        for entry in value.values():
-            yield from strings_in(entry)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from strings_in(entry)
-
-
-def replaced(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of JSON, each string of it changed by a function, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(key): replaced(entry, change) for key, entry in value.items()}
-    return [replaced(entry, change) for entry in value] if isinstance(value, list) else value
+    elif isinstance(value, Mapping | list):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(entry)
 
 
 def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Conversation:
@@ -167,114 +146,3 @@ def objects(name: str, value: Any) -> list[Any]:
 
 def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
-
-
-FIRST_PRIVATE = 0xE000
-
-
-class Part(NamedTuple):
-    """A part of a rendered text, without fences."""
-
-    text: str
-    as_text: bool
-    """Whether its special tokens count as text."""
-    begin: int
-    """Index of its first character in the rendered text."""
-
-
-class Fences(NamedTuple):
-    """Two characters to put around a special token that a message spells out."""
-
-    begin: str
-    end: str
-
-    def around(
-        self, conversation: Conversation, in_replies: Iterable[str], elsewhere: Iterable[str]
-    ) -> Conversation:
-        """A conversation with fences around some special tokens."""
-        patterns = {True: any_of(in_replies), False: any_of(elsewhere)}
-
-        def change(text: str, in_reply: bool = False) -> str:
-            return patterns[in_reply].sub(rf"{self.begin}\g<0>{self.end}", text)
-
-        messages = [
-            replaced(one, partial(change, in_reply=one["role"] == ASSISTANT))
-            for one in conversation.messages
-        ]
-        return Conversation(messages, replaced(conversation.extras, change))
-
-    def without(self, text: str) -> str:
-        """A rendered text without its fences."""
-        return text.replace(self.begin, "").replace(self.end, "")
-
-    def parts(self, text: str, marks: re.Pattern[str]) -> Iterator[Part]:
-        """A rendered text, cut at its fences: a token between two of them is a part of its own.
-
-        A fence that a template has left without its other one is dropped.
-        """
-        fence, begin = f"[{self.begin}{self.end}]", 0
-        for match in re.finditer(rf"{self.begin}({marks.pattern}){self.end}|{fence}|\Z", text):
-            if match.start() > begin:
-                yield Part(text[begin : match.start()], False, begin)
-            if match[1]:
-                yield Part(match[1], True, match.start(1))
-            begin = match.end()
-
-
-def any_of(marks: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that matches any of these texts, the longest first."""
-    longest_first = sorted(marks, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-
-def unused_fences(conversation: Conversation, template: str) -> Fences:
-    """Fences that occur neither in a conversation nor in its template."""
-    used = set(template).union(*strings_in([*conversation.messages, conversation.extras]))
-    unused = (chr(i) for i in range(FIRST_PRIVATE, sys.maxunicode + 1) if chr(i) not in used)
-    return Fences(next(unused), next(unused))
-
-
-def fenced(
-    conversation: Conversation,
-    marks: re.Pattern[str],
-    ends: Collection[str],
-    writable: Collection[str],
-    template: str,
-    render: Callable[[Conversation], str],
-) -> tuple[Conversation, Fences | None]:
-    """A conversation with fences around the special tokens that it spells out, if there are any.
-
-    Some templates look for a special token in a reply, such as `</think>`. That token gets no
-    fences, unless it is in `ends`, which end a turn. `writable` tokens, such as `<tool_call>`, get
-    none in replies, and elsewhere none if the template looks for them. Raises ChatError if the text
-    without fences differs from the template's own.
-    """
-    strings = strings_in([*conversation.messages, conversation.extras])
-    spelled = {mark for text in strings for mark in marks.findall(text)}
-    if not spelled:
-        return conversation, None
-    fences, plain = unused_fences(conversation, template), render(conversation)
-
-    def is_alike(changed: Conversation) -> bool:
-        try:
-            return fences.without(render(changed)) == plain
-        except ChatError:
-            return False
-
-    in_replies = spelled.difference(writable)
-    if is_alike(found := fences.around(conversation, in_replies, spelled)):
-        return found, fences
-
-    def looked_for(marks: Iterable[str], in_reply: bool) -> set[str]:
-        around = ((one, [one] * in_reply, [one] * (not in_reply)) for one in marks)
-        return {one for one, *where in around if not is_alike(fences.around(conversation, *where))}
-
-    read = looked_for(in_replies, in_reply=True)
-    elsewhere = spelled - looked_for(spelled.intersection(writable), in_reply=False)
-    found = fences.around(conversation, in_replies - read, elsewhere)
-    if read.isdisjoint(ends) and is_alike(found):
-        return found, fences
-    raise ChatError(
-        f"the chat template changes a message that spells out {' or '.join(sorted(spelled))}, so "
-        "it cannot be encoded as text. Reword the message"
-    )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from data.chat import TRAINING_DATE, ChatTemplate, no_template
 from data.encode import MOST_THREADS, Encoded, encoded, encoded_chats, in_order
 from data.errors import BrokenText, DataError, UnknownCharacter
+from data.messages import texts_in
 from data.pieces import Chunk, Piece, chunks_of
 from data.prepared import (
     ALL_HELD_OUT,
@@ -112,7 +113,7 @@ def build(wanted: Preparation, building: Path, threads: int, progress: Progress)
         tokenizer = _tokenizer(wanted, scan, cut, progress)
         trip = RoundTrip()
         if not by_characters:
-            trip = round_trip((piece["text"] for piece in source.read()), tokenizer)
+            trip = round_trip(_texts_of(source.read(), template is not None), tokenizer)
         progress.doing(next(passes), scan.characters)
         parts: Iterator[Encoded]
         if template is None or wanted.longest is None:
@@ -134,6 +135,15 @@ def build(wanted: Preparation, building: Path, threads: int, progress: Progress)
     for file in building.iterdir():
         with open(file, "rb") as written_file:
             os.fsync(written_file.fileno())
+
+
+def _texts_of(pieces: Iterable[Piece], are_conversations: bool) -> Iterator[str]:
+    for piece in pieces:
+        if not are_conversations:
+            yield piece["text"]
+            continue
+        for line in filter(None, piece["text"].split("\n")):
+            yield from texts_in(json.loads(line))
 
 
 def _changed(source: Source) -> DataError:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data.errors import DataError
 from data.pieces import Chunk
 from data.round_trip import unknown_id
-from data.seams import NEUTRAL, Tokens, tokens_after
 from data.special_tokens import (
     LISTED,
     NAME_END,
     apply_settings,
-    make_special,
     named_tokens,
     refuse_unknown,
     special_ids,
@@ -57,6 +55,24 @@ from data.tokenizer_files import (
 END_OF_TEXT = "<|endoftext|>"
 MOST_CHARACTERS = 100_000_000
 """The trainer holds every different word: of a longer text it reads a part, spread over all."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """The first character of each, and the one after its last."""
+
+
+class Part(NamedTuple):
+    """A part of a rendered text."""
+
+    text: str
+    as_text: bool
+    """Whether it is a special token that a message spells out."""
+    begin: int
+    """Index of its first character in the rendered text."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -182,32 +198,44 @@ class SubwordTokenizer(Tokenizer):
             encoded = self._reading_marks.encode_batch(list(texts), add_special_tokens=False)
         return [Tokens(one.ids, one.offsets) for one in encoded]
 
-    def encode_after(self, before: str, text: str, as_text: bool) -> Tokens:
-        """The tokens of a text that follows another one; added tokens in it may be only text.
+    def encode_parts(self, parts: Iterable[Part]) -> Tokens:
+        """The tokens of consecutive parts of a text, as transformers encodes a sanitized chat.
 
-        Raises DataError if it has no encoding.
+        A part is encoded after a newline, because SentencePiece puts a space before whatever it is
+        given. Raises DataError if one has no encoding, or stays a special token as text.
         """
-        rust = self._reading_text if as_text else self._reading_marks
-        with self._refusing():
-            return tokens_after(
-                lambda text: rust.encode(text, add_special_tokens=False),
-                [before[-1:], NEUTRAL] if before else [],
-                text,
-            )[0]
+        rust, found = self._reading_marks, Tokens([], [])
+        newline = rust.encode("\n", add_special_tokens=False).ids
+        for text, as_text, begin in parts:
+            with self._refusing():
+                one = self._as_text(text) if as_text else self._with_marks(text)
+                if begin:
+                    both = self._as_text("\n" + text) if as_text else self._with_marks("\n" + text)
+                    if both.ids[: len(newline)] == newline:
+                        after = both.offsets[len(newline) :]
+                        one = Tokens(both.ids[len(newline) :], [(b - 1, e - 1) for b, e in after])
+            if as_text and rust.token_to_id(text) in one.ids:
+                raise DataError(f"{self._where} cannot encode {text} as text: it stays one token")
+            found.ids.extend(one.ids)
+            found.offsets.extend((begin + first, begin + end) for first, end in one.offsets)
+        return found
+
+    def _with_marks(self, text: str) -> Tokens:
+        encoding = self._reading_marks.encode(text, add_special_tokens=False)
+        return Tokens(encoding.ids, encoding.offsets)
+
+    def _as_text(self, text: str) -> Tokens:
+        """The tokens of a text in which added tokens are text, too; each is at all of it."""
+        rust, splits = self._reading_marks, [text]
+        if rust.normalizer is not None:
+            splits = [rust.normalizer.normalize_str(text)]
+        if rust.pre_tokenizer is not None:
+            splits = [split for split, _ in rust.pre_tokenizer.pre_tokenize_str(splits[0])]
+        ids = [token.id for split in splits for token in rust.model.tokenize(split)]
+        return Tokens(ids, [(0, len(text))] * len(ids))
 
     @cached_property
     def _reading_marks(self) -> RustTokenizer:
-        return self._parsed_again()
-
-    @cached_property
-    def _reading_text(self) -> RustTokenizer:
-        """The tokenizer with no added tokens at all: special ones can be encoded as text."""
-        rust = self._parsed_again()
-        make_special(rust, self.added_tokens)
-        rust.encode_special_tokens = True
-        return rust
-
-    def _parsed_again(self) -> RustTokenizer:
         rust = _parsed(self._content, self._where)
         apply_settings(rust, self._listed, self._named)
         return rust

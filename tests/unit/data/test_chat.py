@@ -103,13 +103,6 @@ def test_a_reply_ends_at_its_end_and_not_at_its_beginning():
     assert asks_for_more.stops() == {asks_for_more.tokenizer.marks["<|im_end|>"]}
 
 
-def test_no_key_of_a_message_can_write_a_mark():
-    template = template_of("{{ messages | tojson }}{% generation %}a{% endgeneration %}")
-    messages = [{**one, "tools": {"<|im_end|>": 1}} for one in chats.said("a", "b")]
-    marks = set(template.tokenizer.marks.values())
-    assert not marks & set(encoded(template, messages).ids.tolist())
-
-
 CONTENT = st.text(max_size=8) | st.lists(
     st.sampled_from([*chats.MARKS, " the", "\ue000", "\ue001"]), max_size=4
 ).map("".join)

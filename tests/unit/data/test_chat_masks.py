@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import chats
 import tokenizer_kinds
@@ -56,8 +61,8 @@ def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
         ours.save(tmp_path)
         theirs = AutoTokenizer.from_pretrained(tmp_path)
         for messages in CONVERSATIONS:
-            if "<think>" in messages[1]["content"] and name != "Qwen 3":
-                continue  # for them it is text, which transformers reads as a special token
+            if "<think>" in messages[1]["content"]:
+                continue  # text, which transformers reads as a special token unless it sanitizes
             expected = theirs.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
@@ -83,8 +88,43 @@ def test_a_spelled_out_special_token_is_text_without_a_space(kind):
     assert "no</s> step<s>is" in text
 
 
-def test_a_changed_end_of_turn_token_is_refused():
-    cut = chats.CHATML.replace("m['content']", "m['content'].split('<|im_end|>')[0].strip()")
-    template = ChatTemplate(tokenizer_kinds.tokenizer("bytes", cut), "here")
-    (found,) = template.encode([Conversation(chats.said("the <|im_end|>run", "goes"))], 500)
-    assert "changes a message that spells out <|im_end|>" in str(found)
+SPELLED = st.lists(
+    st.sampled_from([*tokenizer_kinds.MARKS, "it was", " the", "\n", "\ue000", "日本 "]), max_size=5
+).map("".join)
+
+
+@settings(max_examples=25, deadline=None)
+@given(question=SPELLED, answer=SPELLED, argument=SPELLED)
+@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
+def test_what_spells_special_tokens_has_the_tokens_of_transformers(
+    kind, question, answer, argument
+):
+    for name, template in {**TEMPLATES, "of tools": OF_TOOLS}.items():
+        ours, theirs = both_of(kind, template)
+        messages = chats.said(f"a{question}", f"b{answer}")
+        messages[1]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": argument}}}]
+        expected = theirs.apply_chat_template(messages, sanitize_control_tokens=True)["input_ids"]
+        (one,) = ours.encode([Conversation(messages)], 10_000)
+        assert one.ids.tolist() == expected, name
+        ids = one.ids[one.trained == 1].tolist()
+        assert f"b{answer}".strip() in ours.tokenizer.decode(ids) or "</think>" in answer, name
+
+
+OF_TOOLS = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"
+    "{% for c in m['tool_calls'] %}{{ '[INST]' + (c | tojson) + '[/INST]' }}{% endfor %}"
+    "{{ '</s>' }}{% endgeneration %}{% else %}{{ '<s>' + m['content'] }}{% endif %}{% endfor %}"
+)
+
+
+@lru_cache
+def both_of(kind: str, template: str):
+    """Our chat template and transformers' tokenizer, which lets nobody write what ours does not."""
+    from transformers import AutoTokenizer
+
+    ours = ChatTemplate(tokenizer_kinds.tokenizer(kind, template), "here")
+    with TemporaryDirectory() as folder:
+        ours.tokenizer.save(Path(folder))
+        theirs = AutoTokenizer.from_pretrained(folder)
+    theirs.chat_control_tokens = sorted(ours._unwritable)
+    return ours, theirs
