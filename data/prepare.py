@@ -25,7 +25,7 @@ from data.messages import texts_in
 from data.pieces import Chunk, Piece, chunks_of
 from data.prepared import (
     ALL_HELD_OUT,
-    CACHE_FORMAT,
+    FORMAT,
     INFO,
     TOKENS,
     CorpusInfo,
@@ -69,7 +69,7 @@ class Preparation:
         """The name of its folder in the cache."""
         chosen = self.tokenizer
         chosen = folder_key(chosen) if isinstance(chosen, Path) else chosen
-        parts = CACHE_FORMAT, self.source.key, repr(self.val_fraction), chosen, self.longest
+        parts = FORMAT, self.source.key, repr(self.val_fraction), chosen, self.longest
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 
     @property

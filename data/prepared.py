@@ -19,10 +19,9 @@ from data.subwords import load_tokenizer
 from data.token_file import NO_NUMBERS, TokenFile, TokenStream
 from data.tokenizer import Tokenizer
 
-FORMAT = 1
-"""Part of every fingerprint, which snapshots store."""
-CACHE_FORMAT = 7
-"""Part of every cache key; increase it when the format changes."""
+FORMAT = 2
+"""Part of the fingerprints that snapshots store, and of the names in the cache; of streams, too.
+Increase it when the same source would have another text, other rows or another order of them."""
 ALL_HELD_OUT = 1.0
 """The `val_fraction` of a text that is only evaluated: no token is trained on."""
 TOKENS, INFO = "tokens.arrow", "corpus.json"

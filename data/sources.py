@@ -38,8 +38,6 @@ from data.reading.table import Table
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that ship with Python."""
 PIECE_BYTES = 1 << 20
-TABLES_FORMAT = 2
-"""Part of the cache key; increase it when the text of a table would change."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def _files(
         digest.update("".join(suffixes(file.name)[is_text:]).encode())
         digest.update(_digest_of(name, Path(file.url), progress))
     if not is_text:
-        digest.update(f"{TABLES_FORMAT}\0{column.key}".encode())
+        digest.update(column.key.encode())
 
     said: set[str] = set()
 

@@ -80,9 +80,7 @@ def hub_files(
     name, path = found["name"], found.groupdict().get("path")
     is_whole = NAME.fullmatch(source) is not None
     commit = revision or _commit_of(access, source, name, found["revision"] or "main")
-    # The key differs from that of older records, which list other files for a folder.
-    of_split = (split,) if split != TRAIN else () if is_whole else ("data",)
-    key = digest_of(_endpoint(), source, commit, *of_split)
+    key = digest_of(_endpoint(), source, commit, split)
     record = access.cache_dir / "streams" / f"{key}.files"
     content = kept(record)
     if content is None:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from data.corpus import Corpus
 from data.errors import DataError, TextLost, cache_error
 from data.order import Mix
-from data.prepared import CorpusInfo
+from data.prepared import FORMAT, CorpusInfo
 from data.progress import Progress
 from data.public_names import public_name
 from data.reading.groups import Listing
@@ -37,7 +37,6 @@ from data.streaming.walk import (
     windows_ahead,
 )
 from data.streaming.windows import (
-    FORMAT,
     StreamDefinition,
     StreamReading,
     StreamSource,

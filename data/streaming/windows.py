@@ -22,17 +22,13 @@ from data.encode import encoded, in_order
 from data.errors import TextLost, cache_error
 from data.order import GROUPS, ROWS, mixed, permuted, random_words
 from data.pieces import pieces_of, utf8_bytes
+from data.prepared import FORMAT
 from data.reading.groups import Group, GroupText, Listing
 from data.round_trip import round_trip
 from data.streaming.cache import EncodedRows, HeldFile, TokenCache
 from data.token_file import NO_NUMBERS, TokenRows, joined
 from data.tokenizer import Tokenizer
 
-FORMAT = 2
-"""Version in a text's fingerprint. Increase it when the rows of a data set or their order change.
-"""
-CACHE_FORMAT = 7
-"""Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
 EPOCHS_IN_MEMORY = 2
@@ -208,7 +204,7 @@ class StreamSource:
     @cached_property
     def _held_out_key(self) -> str:
         digest = hashlib.sha256(self.definition.tokenizer.identity)
-        digest.update(f"{CACHE_FORMAT}\0{self.listing.fingerprint}".encode())
+        digest.update(f"{FORMAT}\0{self.listing.fingerprint}".encode())
         digest.update(f"\0{self.definition.skip_broken}".encode())
         digest.update(self.held_out.tobytes())
         for file in self.listing.files:
