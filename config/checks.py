@@ -90,7 +90,6 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "optim.schedule": SCHEDULES,
     "run.attention": ("auto", *CPU_WAYS, *KERNELS),
     "run.reduce_dtype": ("float32", "bf16"),
-    "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }
 """The allowed values of a key."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -293,16 +292,6 @@ def _check_hub_and_run(found: Problems) -> None:
         )
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0 and below 1000000")
     need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1 and below 1000000")
-    need(
-        run.notice_seconds == 0 or run.grace_seconds <= run.notice_seconds < 1e6,
-        "run.notice_seconds",
-        f"must be 0, or at least run.grace_seconds={run.grace_seconds:g}, the time for the stop",
-    )
-    need(
-        run.metadata_address is None or run.metadata_address.startswith("http://"),
-        "run.metadata_address",
-        "must begin with http://",
-    )
     need(
         run.max_minutes is None or run.grace_seconds < 60 * run.max_minutes < 1e9,
         "run.max_minutes",

@@ -217,14 +217,8 @@ class RunConfig:
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
     attention: str = "auto"
     """auto, kernel (torch's); on a CPU products; on CUDA varlen, flash3, flash4."""
-    preemption_notice: str = "none"
-    """The cloud whose preemption notice stops the run: auto, aws, gcp, azure, none."""
-    metadata_address: str | None = None
-    """Address of that notice, such as http://127.0.0.1:8000; null: the cloud's own."""
     grace_seconds: float = 25.0
     """Time that a stop may take: to finish the step, save it and upload it."""
-    notice_seconds: float = 0.0
-    """Seconds from SIGTERM, SIGUSR1 or a cloud's notice to the machine's end; 0: stop at once."""
     collective_timeout_seconds: int = 180
     """Process-group timeout within a step; an unreachable process then ends the run."""
     start_timeout_seconds: int = 3600

@@ -13,10 +13,8 @@ from proving.lines import (
     failed,
     largest_difference,
     passed,
-    unchecked,
     within,
 )
-from proving.notice import CLOUD, announcing
 from proving.task import IN_SNAPSHOT, IN_STEP, Outcome, Task
 from training.distributed.environment import shutdown_timeout
 from training.exits import EXIT_AGAIN, EXIT_DONE, EXIT_TERMINATED
@@ -40,14 +38,6 @@ def resumed(launch: Launch, config: Config, whole: Outcome, steps: int) -> Itera
         found = launch.run(task)
         yield ended(name, found, code, config)
         done.append(name)
-    if config.run.preemption_notice != "none":
-        with announcing() as address:
-            changes = {"run.preemption_notice": CLOUD, "run.metadata_address": address}
-            found = launch.run(Task("notice", FOLDER, steps, changes))
-        yield ended("preemption notice", found, EXIT_AGAIN, config)
-        done.append("notice")
-    else:
-        yield unchecked("preemption notice", "run.preemption_notice=none watches for none")
     found = launch.run(Task("last", FOLDER, steps, fresh=True))
     if found.code != EXIT_DONE:
         yield failed("resumed", found)

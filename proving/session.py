@@ -55,7 +55,6 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     config.snapshot.resume, config.snapshot.every, config.snapshot.keep = "auto", 1, 1
     config.snapshot.keep_best, config.snapshot.every_minutes = False, None
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1
-    config.run.preemption_notice, config.run.notice_seconds = "none", 0.0
     config.run.max_minutes = None
     if task.in_float32:
         config.model.dropout, config.run.tf32 = 0.0, False

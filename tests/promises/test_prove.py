@@ -122,7 +122,7 @@ def test_a_token_that_cannot_write_is_found(small, tmp_path, hub):
 @pytest.mark.thorough
 def test_a_sound_run_is_green_and_untouched(small, tmp_path):
     """And the run that follows says what was proven, and what differs. Takes half a minute."""
-    words = [*small, "run.preemption_notice=aws"]
+    words = small
     on_one_core = {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow in CI
     result, content, lines = prove(runs.ROOT, tmp_path, words, changes=on_one_core)
     assert result.returncode == 0, result.stdout

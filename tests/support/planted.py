@@ -217,14 +217,6 @@ FAULTS = [
         ("time limit",),
     ),
     Fault(
-        "a preemption notice that nobody reads",
-        "training/run/command.py",
-        '            if config.run.preemption_notice != "none" and is_local_main_process():',
-        "            if False:",
-        ("preemption notice",),
-        ("run.preemption_notice=aws",),
-    ),
-    Fault(
         "held-out rows in the training text",
         "data/corpus.py",
         "        return tokens.part(0, split), tokens.part(split, len(tokens))",

@@ -22,7 +22,7 @@ from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.accelerator import split_of, why_not_compiled
-from training.distributed.environment import is_one_machine, shutdown_timeout
+from training.distributed.environment import shutdown_timeout
 from training.reporting.console import Console
 from training.reporting.machine import computed_on, counted, machine_hints, machine_line
 from training.reporting.report import Report
@@ -81,14 +81,12 @@ def print_header(
     reason = why_not_compiled()
     if reason is not None:
         console.say(f"hint      not compiled, although the accelerate config file asks: {reason}.")
-    key, longest = "run.grace_seconds", config.run.grace_seconds
-    if config.run.notice_seconds and is_one_machine():
-        key, longest = "run.notice_seconds", config.run.notice_seconds
-    if longest > shutdown_timeout():
+    grace = config.run.grace_seconds
+    if grace > shutdown_timeout():
         console.warn(
-            f"{key}={longest:g}, but the launcher kills its processes {shutdown_timeout():g} "
-            f"seconds after a signal. Set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={longest + 5:.0f} in its "
-            "environment."
+            f"run.grace_seconds={grace:g}, but the launcher kills its processes "
+            f"{shutdown_timeout():g} seconds after a signal. Set "
+            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={grace + 5:.0f} in its environment."
         )
     console.say()
 

@@ -38,7 +38,6 @@ from training.exits import (
 )
 from training.memory import in_words
 from training.reporting.console import make_output_lossy, say_error
-from training.run.preemption import watch_for_preemption
 from training.run.run_dir import RunLock
 from training.run.session import Session
 from training.run.signals import Phase, exit_code_of
@@ -81,8 +80,6 @@ def run_command(
             config = _load(load, arguments, lock)
             lock.leave_code_in(Path(config.run.dir))
             session = session_of(config, lock)
-            if config.run.preemption_notice != "none" and is_local_main_process():
-                watch_for_preemption(config.run, session.signals)
             code = main(config, session)
             if code != EXIT_DONE and is_local_main_process():  # all have agreed to end
                 _end_launcher(code, lock)

@@ -44,7 +44,6 @@ from training.distributed.accelerator import (
 from training.distributed.agreement import decided_by_main, run_on_all, run_on_main
 from training.distributed.environment import (
     is_local_main_process,
-    is_one_machine,
     launcher,
 )
 from training.distributed.processes import ProcessGroupTimeouts
@@ -74,8 +73,6 @@ from training.run.save_steps import SaveSteps
 from training.run.saving import SnapshotWriter
 from training.run.signals import (
     LAST_WORDS_SECONDS,
-    MACHINE_NOTICES,
-    NOTICES,
     WORKER_GONE,
     Phase,
     Signals,
@@ -132,8 +129,6 @@ class Session:
             run.grace_seconds,
             self._end_by_signal,
             launcher(),
-            max(0.0, run.notice_seconds - run.grace_seconds),
-            NOTICES if is_one_machine() else MACHINE_NOTICES,
             self._say_now,
         )
         self._lock = lock

@@ -13,7 +13,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from training.exits import (
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
     from training.distributed.environment import Launcher  # imports torch, which no signal needs
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104
-OTHER_OWNER = 105
+LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, OTHER_OWNER = 101, 102, 103, 104
 """Causes of an end that are not signals. No signal has these numbers."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
     LAUNCHER_GONE: "the death of its launcher",
     WORKER_GONE: "the death of another process",
     TIME_IS_OVER: "run.max_minutes",
-    PREEMPTED: "a preemption notice",
     OTHER_OWNER: "another attempt, which owns the run now",
 }
 EXIT_CODES = {
@@ -45,16 +43,10 @@ EXIT_CODES = {
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGHUP: EXIT_TERMINATED,
     TIME_IS_OVER: EXIT_AGAIN,
-    PREEMPTED: EXIT_AGAIN,
     OTHER_OWNER: EXIT_AGAIN,
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }
-MACHINE_NOTICES = (signal.SIGUSR1, PREEMPTED)
-NOTICES = (*MACHINE_NOTICES, signal.SIGTERM)
-"""Causes that precede the end of the machine by `run.notice_seconds`."""
-DECIDES = (signal.SIGINT, WORKER_GONE)
-"""Causes that also decide the exit code of a run that trains on after a notice."""
 PARENT_SECONDS = 1.0
 """How often to check that the launcher is alive."""
 LAST_WORDS_SECONDS = 2.0
@@ -78,14 +70,9 @@ class Signals:
         grace_seconds: float,
         leave: Callable[[int, str], object],
         launcher: Launcher | None = None,
-        trains_on_seconds: float = 0.0,
-        notices: Collection[int] = NOTICES,
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
         """Handle SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP.
-
-        After one of `notices`, the user is told (`say`), and the run trains on for
-        `trains_on_seconds`, or until another signal comes or the launcher has ended.
 
         `leave(cause, why)` ends the process. Another thread calls it when a signal requires that or
         the grace time is over. The death of a launcher that does not forward SIGTERM counts as a
@@ -95,9 +82,7 @@ class Signals:
         """
         self.phase = Phase.NOTHING_BEGUN
         self._grace, self._leave, self._launcher = grace_seconds, leave, launcher
-        self._trains_on, self._notices, self._say = trains_on_seconds, notices, say
-        self._notice: tuple[int, float] | None = None
-        """A cause that stops this run soon, and when."""
+        self._say = say
         self._watched = launcher is not None  # until it is seen to have ended
         self.cause: int | None = None
         """The signal, or other cause, that stops this run; None while there is none."""
@@ -120,21 +105,6 @@ class Signals:
             self.cause, self._until = number, time.monotonic() + self._grace
             os.write(self._writing, bytes([0]))  # the thread begins to count the seconds
 
-    def notice(self, number: int) -> None:
-        """Stop the run in time for the end of this machine. Any thread may call this."""
-        if self.phase is not Phase.TRAINING or self._trains_on <= 0:
-            self.stop(number)
-        elif self._notice is not None:
-            if number != self._notice[0]:
-                self.stop(self._notice[0])
-        else:
-            self._notice = number, time.monotonic() + self._trains_on
-            os.write(self._writing, bytes([0]))
-            self._say(
-                f"{name_of(number)}: the run trains on for {self._trains_on:g} s, as "
-                "run.notice_seconds allows. SIGHUP or Ctrl-C stops it now."
-            )
-
     def _watch(self) -> None:
         while True:
             try:
@@ -145,8 +115,6 @@ class Signals:
     def _look(self) -> None:
         """Wait for a signal, the end of the launcher or of the grace time, and act on it."""
         times = [self.seconds_left()] if self.cause is not None else []
-        if self._notice is not None and self.cause is None:
-            times.append(self._notice[1] - time.monotonic())
         if self._watched:
             times.append(PARENT_SECONDS)
         ready, _, _ = select.select(
@@ -159,14 +127,12 @@ class Signals:
             self._watched = False
             if self.cause is None:  # the same Ctrl-C may end the launcher
                 number = LAUNCHER_GONE if self._launcher.forwards_sigterm else signal.SIGTERM
-                self._take(number, sent=False)
-        if self._notice is not None and self._notice[1] <= time.monotonic():
-            self.stop(self._notice[0])
+                self._take(number)
         if self.cause is not None and self.seconds_left() <= 0:
             self._leave(self.cause, f"{name_of(self.cause)}, and its grace time is over")
 
-    def _take(self, number: int, sent: bool = True) -> None:
-        """Act on a signal, `sent` to this process or taken from the death of its launcher."""
+    def _take(self, number: int) -> None:
+        """Act on a signal, or on the death of the launcher."""
         if number == signal.SIGTERM and self.cause is None and self._launcher is not None:
             number = WORKER_GONE if self._launcher.lost_a_worker() else number
         if self.phase is Phase.NOTHING_BEGUN:
@@ -175,11 +141,6 @@ class Signals:
             self._leave(number, "" if silent else f"{name_of(number)} before the first step")
         elif self.phase is Phase.FAILED:
             self._leave(number, "")
-        elif self.cause is None and self._notice is not None and number not in DECIDES:
-            if number != self._notice[0] or not sent:  # a launcher repeats what it also gets
-                self.stop(self._notice[0])
-        elif self.cause is None and sent and number in self._notices and self._trains_on > 0:
-            self.notice(number)
         elif self.cause is None:
             hurry = self.phase is Phase.UPLOADING and number == signal.SIGINT
             self._until = time.monotonic() + (LAST_WORDS_SECONDS if hurry else self._grace)

@@ -66,21 +66,6 @@ def test_one_process_stops_with_a_snapshot_and_a_code(words, tmp_path, number):
         assert (run_dir / "exit_code").read_text() == "0\n"
 
 
-@pytest.mark.thorough
-def test_a_run_trains_on_after_a_notice_of_known_length(words, tmp_path):
-    run_dir, seconds = tmp_path / "run", ("run.grace_seconds=8", "run.notice_seconds=9")
-    with runs.started(runs.command(*words, *seconds)) as process:
-        wait_for_steps(process, run_dir)
-        process.send_signal(signal.SIGTERM)
-        told = time.monotonic()
-        output, errors = process.communicate(timeout=30)
-        assert 1.0 <= time.monotonic() - told < 9.0
-    assert process.returncode == CODES[signal.SIGTERM], errors
-    assert "SIGTERM: the run trains on for 1 s" in errors
-    assert f"stopped   by SIGTERM at step {runs.newest_step(run_dir)} of 100,000" in output
-    only_snapshot(run_dir)
-
-
 @pytest.mark.parametrize(
     ("config", "whom"),
     [

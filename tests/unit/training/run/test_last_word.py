@@ -12,7 +12,6 @@ from training.run import session
 from training.run.session import Session
 from training.run.signals import (
     LAUNCHER_GONE,
-    PREEMPTED,
     TIME_IS_OVER,
     WORKER_GONE,
     Phase,
@@ -49,7 +48,6 @@ class Ending:
     [
         (signal.SIGTERM, AGAIN),
         (signal.SIGUSR1, AGAIN),
-        (PREEMPTED, AGAIN),
         (LAUNCHER_GONE, AGAIN),
         (signal.SIGINT, PERSON),
         (WORKER_GONE, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,6 @@ from store.errors import HubNoRevision, HubRefused, HubUnreachable
 from store.ownership import AGAIN, DONE, PERSON, Owner
 from training.run import standby as file
 from training.run.run_dir import attempts_in
-from training.run.signals import PREEMPTED
 from training.run.standby import ENDS_NOW, OWNS, WAITS, Standby
 
 OWNER = Owner("1" * 32, "a" * 32, 120.0, "laptop", "2026-11-27T10:31:04Z", step=40, sign="1")
@@ -230,7 +230,7 @@ def test_a_standby_that_waits_is_not_ended_by_a_refusal(scene, error):
 def test_a_notice_and_the_time_budget_end_the_wait(scene):
     standby = scene.make()
     scene.wait(standby, 30)
-    scene.signals.cause = PREEMPTED
+    scene.signals.cause = signal.SIGUSR1
     assert standby.step(10.0) == (ENDS_NOW, 75)
     scene.signals.cause = None
     standby._ends = scene.clock[0] + 5

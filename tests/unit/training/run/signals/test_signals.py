@@ -16,7 +16,7 @@ import pytest
 import runs
 from training.run import session, signals
 from training.run.session import Session
-from training.run.signals import LAUNCHER_GONE, PREEMPTED, WORKER_GONE, Phase, Signals, exit_code_of
+from training.run.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals, exit_code_of
 
 # Without torch it is there in a tenth of a second.
 PROCESS = """
@@ -74,9 +74,8 @@ def test_a_hangup_ignored_at_the_start_stays_ignored():
 class Handler(Signals):
     """One without a thread and without handlers: what it is told, it is told here."""
 
-    def __init__(self, phase: Phase, launcher: object = None, trains_on: float = 0.0) -> None:
+    def __init__(self, phase: Phase, launcher: object = None) -> None:
         self.phase, self.left, self.said = phase, [], []
-        self._trains_on, self._notices, self._notice = trains_on, signals.NOTICES, None
         self._say = self.said.append
         self._grace, self._launcher, self.cause = 5.0, launcher, None
         self._watched = launcher is not None
@@ -102,73 +101,6 @@ def test_sigterm_after_a_worker_s_death_is_a_failure(phase, lost, code):
     cause = handler.left[0][0] if phase is Phase.NOTHING_BEGUN else handler.cause
     assert exit_code_of(cause) == code
     assert (cause == WORKER_GONE) == lost
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_after_a_notice_the_run_trains_on(number, monkeypatch):
-    """It stops when no more than the grace time is left; a launcher may tell it twice."""
-    now = [100.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
-    handler = Handler(Phase.TRAINING, trains_on=95.0)
-    handler.tell(number, number)
-    assert handler.cause is None
-    assert "the run trains on for 95 s" in handler.said[0]
-    now[0] += 94.9
-    handler.tell(number)
-    assert handler.cause is None
-    now[0] += 0.2
-    handler._look()
-    assert handler.cause == number
-    assert handler.seconds_left() == handler._grace
-    assert len(handler.said) == 1
-
-
-@pytest.mark.parametrize(
-    ("other", "cause"),
-    [
-        (signal.SIGTERM, PREEMPTED),
-        (signal.SIGHUP, PREEMPTED),
-        (signal.SIGINT, signal.SIGINT),
-        (None, PREEMPTED),
-    ],
-)
-def test_another_signal_after_a_notice_stops_the_run_at_once(other, cause):
-    """As where a machine goes sooner than its notice said. The first cause decides the code."""
-    handler = Handler(Phase.TRAINING, parent(), trains_on=95.0)
-    handler.notice(PREEMPTED)
-    handler.tell(0)
-    assert handler.cause is None
-    if other is None:
-        handler._launcher = parent(lives=False, forwards=False)
-    handler.tell(other or 0)
-    assert handler.cause == cause
-
-
-def test_two_notices_are_one_that_stops_the_run_at_once():
-    handler = Handler(Phase.TRAINING, trains_on=95.0)
-    handler.tell(signal.SIGUSR1)
-    handler.notice(PREEMPTED)
-    assert handler.cause == signal.SIGUSR1
-
-
-def test_a_launcher_s_death_is_no_notice():
-    handler = Handler(Phase.TRAINING, parent(lives=False, forwards=False), trains_on=95.0)
-    handler.tell(0)
-    assert handler.cause == signal.SIGTERM
-
-
-def test_a_notice_before_the_first_step_stops_the_run_at_once():
-    """So that a standby does not take over a run on a machine that goes."""
-    handler = Handler(Phase.NOTHING_BEGUN, trains_on=95.0)
-    handler.notice(PREEMPTED)
-    assert handler.cause == PREEMPTED
-
-
-def test_where_a_launcher_restarts_processes_its_sigterm_is_no_notice():
-    handler = Handler(Phase.TRAINING, parent(), trains_on=95.0)
-    handler._notices = signals.MACHINE_NOTICES
-    handler.tell(signal.SIGTERM)
-    assert handler.cause == signal.SIGTERM
 
 
 @pytest.mark.parametrize(
