@@ -23,9 +23,7 @@ from model.lora import Lora
 from model.tensor import TensorGroup
 from snapshot.disk.model import model_config
 
-ADAPTED = {
-    f"{one}, adapted": one for one in (*FAMILIES, "their llama", "their phi3", "their mixtral")
-}
+ADAPTED = {f"{one}, adapted": one for one in (*FAMILIES, "their llama", "their phi3")}
 """Models with adapters that drop some of their inputs."""
 HEADS = {"num_key_value_heads": 4}
 
