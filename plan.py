@@ -55,6 +55,7 @@ from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError
+from training.distributed.accelerator import refuse_context
 from training.memory import available_memory
 from training.shared_matrices import refuse_size, why_not_shared
 from training.step import freeze
@@ -65,7 +66,6 @@ PEAK_IN = {
     "snapshot": "while a snapshot is written",
 }
 CHARACTERS_PLANNED = 256
-ALLGATHER, ALLTOALL = "allgather", "alltoall"
 STORED_AS = {"bfloat16": "bf16", "float16": "fp16"}
 """`model.frozen_dtype` by the dtype in a config.json."""
 
@@ -88,7 +88,6 @@ def plan(options: argparse.Namespace) -> int:
             processes=options.processes,
             context=options.context,
             tensor=options.tensor,
-            exchanges_heads=options.context_strategy == ALLTOALL,
             optimizer=config.optim.name,
             freeze=tuple(config.optim.freeze),
             frozen_dtype=config.model.frozen_dtype,
@@ -162,34 +161,14 @@ def check_processes(options: argparse.Namespace, config: Config) -> None:
             f"--processes {processes} is not a multiple of {named}: so many processes share each "
             f"{'sequence' if options.context > 1 else 'matrix'}."
         )
-    if options.context_strategy == ALLTOALL and options.context == 1:
-        raise ConfigError(
-            f"--context-strategy {ALLTOALL} says how processes share a sequence, and none do. Add "
-            "--context, or leave it out."
-        )
-    if options.context > 1 and config.run.attention != "auto":
-        raise ConfigError(
-            f"run.attention={config.run.attention} has no effect with --context "
-            f"{options.context}: where processes share each sequence, attention has its own "
-            "kernels. Leave it out."
-        )
     refuse_uneven_chunks(config, options.context)
 
 
 def check_sharing(options: argparse.Namespace, config: Config, model: LanguageModel) -> None:
     """Raise ConfigError if processes cannot share the model as --context and --tensor say."""
-    if options.context > 1 and not model.can_share_context:
-        raise ConfigError(
-            f"--context {options.context}: several processes cannot share the attention of "
-            f"{model.config.family}. Leave it out."
-        )
-    sharing = options.context * options.tensor
-    uneven = [heads for heads in model.config.head_counts if heads % sharing]
-    if options.context > 1 and options.context_strategy == ALLTOALL and uneven:
-        raise ConfigError(
-            f"--context-strategy {ALLTOALL} shares out heads, and {uneven[0]} are no multiple of "
-            f"{sharing} processes. Leave it out."
-        )
+    if options.context > 1:
+        named = f"--context {options.context}"
+        refuse_context(named, options.context, options.tensor, model, config.run)
     if options.tensor > 1:
         if (refusal := why_not_shared(config, options.precision)) is not None:
             raise ConfigError(refusal)
@@ -386,12 +365,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=1,
         metavar="N",
         help="processes that share each sequence: parallelism_config_cp_size",
-    )
-    parser.add_argument(
-        "--context-strategy",
-        choices=(ALLGATHER, ALLTOALL),
-        default=ALLGATHER,
-        help="how they do: parallelism_config_cp_comm_strategy",
     )
     parser.add_argument(
         "--tensor",

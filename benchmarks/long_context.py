@@ -43,7 +43,6 @@ MESHES = (
     {"shards": 8, "context": 2},
     {"shards": 8, "context": 4},
     {"shards": 8, "context": 8},
-    {"shards": 8, "context": 8, "exchanges_heads": True},
 )
 """Fields of `Shape`."""
 WAYS: tuple[bool | str, ...] = (False, SELECTIVE, True, OFFLOAD)

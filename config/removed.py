@@ -16,6 +16,9 @@ REMOVED: dict[str, str] = {
     "plan.py --count": (
         "plan one mesh at a time with --processes, --context and --tensor, and compare the rows"
     ),
+    "plan.py --context-strategy": (
+        "leave it out, because processes that share sequences always exchange heads (alltoall)"
+    ),
     "python -m snapshot audit": (
         "train again with snapshot.resume=A run.dir=again train.max_steps=<step of B>, and compare "
         "the sha256 of model.safetensors in both manifest.json"

@@ -288,21 +288,13 @@ def too_long(config: Config, model: str, context: int) -> str:
     )
 
 
-def equal_chunks(sequences: int, matrices: int = 1) -> int:
-    """The equal chunks of a sequence that processes share: of each they have one, or two.
-
-    `sequences` processes share it, each of which may be several that share `matrices` instead.
-    """
-    return sequences * matrices * (2 if sequences > 1 else 1)
-
-
 def refuse_uneven_chunks(config: Config, processes: int) -> None:
     """Raise ConfigError if so many processes cannot share a sequence equally."""
-    length, chunks = config.data.block_size, equal_chunks(processes)
-    if processes > 1 and length % chunks:
-        below = length // chunks * chunks
+    length = config.data.block_size
+    if length % processes:
+        below = length // processes * processes
         raise ConfigError(
-            f"data.block_size={length} is not a multiple of {chunks}: where {processes} processes "
-            f"share a sequence (parallelism_config_cp_size), each takes two of {chunks} equal "
-            f"chunks. Use {f'{below} or ' * (below > 0)}{below + chunks}."
+            f"data.block_size={length} is not a multiple of {processes}, the processes that share "
+            f"each sequence in equal chunks (parallelism_config_cp_size). Use "
+            f"{f'{below} or ' * (below > 0)}{below + processes}."
         )

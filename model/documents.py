@@ -9,8 +9,8 @@ Letters in shapes: B rows, H heads, T positions, D channels of a head, N documen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,8 @@ class PackedRows:
     bounds: Tensor | None = None
     """(N + 1,) int32: the first position of each document over all rows, and their end. Torch's
     variable-length kernel computes nothing between documents, and needs no mask."""
+    _windows: dict[int, Tensor] = field(default_factory=dict)
+    """The mask of each length of a window, which the layers share."""
 
     def attend(
         self,
@@ -58,12 +60,21 @@ class PackedRows:
     ) -> Tensor:
         """As `Rows.attend`."""
         if self.bounds is None:
-            assert window is None, "the mask has none"
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=self.mask, dropout_p=dropout_p, scale=scale
-            )
+            options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale}
+            options["enable_gqa"] = key.size(1) != query.size(1)
+            mask = self._mask(window)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
         assert not dropout_p, "the kernel has no dropout"
         return varlen_attention(query, key, value, self.bounds, scale, window)
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """The mask, in which a query sees no key before its window."""
+        if self.mask is None or window is None:
+            return self.mask
+        if window not in self._windows:
+            far = torch.ones_like(self.mask[0, 0], dtype=torch.bool).tril(-window)
+            self._windows[window] = self.mask.masked_fill(far, -math.inf)
+        return self._windows[window]
 
 
 def packed_rows(positions: Tensor, varlen: bool = False) -> PackedRows:
@@ -74,7 +85,7 @@ def packed_rows(positions: Tensor, varlen: bool = False) -> PackedRows:
     """
     kind = positions.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
-    begins = begins_of(positions)
+    begins = F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
     if varlen and dtype in SIXTEEN_BITS:
         return PackedRows(bounds=_bounds(begins))
     document = begins.cumsum(dim=1)  # counted from 1
@@ -83,47 +94,14 @@ def packed_rows(positions: Tensor, varlen: bool = False) -> PackedRows:
     return PackedRows(mask=mask.masked_fill_(~own, -math.inf))
 
 
-def begins_of(positions: Tensor) -> Tensor:
-    """Where documents begin in rows with these positions, both (B, T)."""
-    return F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
-
-
 @torch._disable_dynamo  # torch.compiler.disable would import the compiler in every start
 def _bounds(begins: Tensor) -> Tensor:
-    """The places (N + 1,) of what begins in (B, T) or (M,), and the number of places.
+    """The places (N + 1,) of what begins in (B, T), and the number of places.
 
     Their number is a shape, so the process waits here for the device, once in a forward pass.
     """
     first = begins.flatten().nonzero().flatten()
     return F.pad(first, (0, 1), value=begins.numel()).int()
-
-
-class Seen(NamedTuple):
-    """The keys that a stretch of each row sees: from the document on in which it begins."""
-
-    places: Tensor
-    """(M,): where they are in the B rows of keys, one row after the other."""
-    bounds: Tensor
-    """(N + 1,) int32: where those of each document begin, and M. Its last query sees all of them.
-    """
-
-
-@torch._disable_dynamo
-def seen_by(begins: Tensor, stretch: slice) -> tuple[Tensor, Seen]:
-    """The bounds of the queries at a stretch of rows, and the keys before its end that they see.
-
-    `begins` (B, T) are true where a document begins. A document that began before the stretch has
-    its bound there.
-    """
-    rows, end = len(begins), stretch.stop
-    every = torch.arange(end, device=begins.device).expand(rows, end)
-    first = torch.where(begins[:, :end], every, 0).cummax(1).values[:, stretch.start, None]
-    own = begins[:, stretch].clone()
-    own[:, 0] = True
-    sees, starts = every >= first, every == first
-    starts[:, stretch.start + 1 :] = own[:, 1:]
-    places = (every + end * torch.arange(rows, device=begins.device)[:, None])[sees]
-    return _bounds(own), Seen(places, _bounds(starts[sees]))
 
 
 def varlen_attention(
@@ -133,31 +111,26 @@ def varlen_attention(
     bounds: Tensor,
     scale: float | None = None,
     window: int | None = None,
-    seen: Seen | None = None,
 ) -> Tensor:
     """Causal attention within the documents that `bounds` (N + 1,) separate, by torch's kernel.
 
     Queries (B, H, T, D) to (B, H, T, D). Keys and values may have fewer heads. With `window`, a
-    query sees itself and so many positions less one before it. `seen` says which keys
-    are seen, if they are not those of the queries' positions.
+    query sees itself and so many positions less one before it.
     """
     from torch.nn.attention.varlen import varlen_attn
 
     batch, heads, time, size = query.shape
-    longest = key.size(2)  # of the documents, at most
     # The kernel is not in autocast's list; rotary positions make queries and keys float32.
     parts = (part.to(value.dtype).transpose(1, 2).flatten(0, 1) for part in (query, key, value))
     query, key, value = parts
-    if seen is not None:
-        key, value = (part.index_select(0, seen.places) for part in (key, value))
     mixed = varlen_attn(
         query,
         key,
         value,
         bounds,
-        bounds if seen is None else seen.bounds,
+        bounds,
+        time,  # a document is no longer
         time,
-        longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=key.size(1) != heads,

@@ -43,8 +43,6 @@ BETWEEN_COPIES = "all-gather of updates"
 """An all-gather in the update: between all processes under DDP, between replicas otherwise."""
 
 OF_CONTEXT = {
-    "all_gather_into_tensor": "all-gather of keys and values",
-    "reduce_scatter_tensor": "reduce-scatter of their gradients",
     "all_to_all_single": "all-to-all of positions and heads",
     "all_reduce": "all-reduce of chosen experts",
 }
@@ -67,8 +65,8 @@ IN_MICRO_BATCHES = (*OF_CONTEXT.values(), *OF_TENSORS.values(), OF_VOCABULARY)
 def shared_kind(operation: str, dimensions: int) -> str | None:
     """The kind of a collective of a forward or backward pass; None for one of another library.
 
-    Keys and values, stacked, have five dimensions, as heads that are exchanged and sums of a
-    load-balancing loss; outputs of layers have three.
+    Heads that are exchanged have five dimensions, as sums of a load-balancing loss; outputs of
+    layers have three.
     """
     if operation == "all_reduce" and dimensions < 3:
         return OF_VOCABULARY

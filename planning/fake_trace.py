@@ -88,8 +88,6 @@ class Shape:
     """Processes among those of a copy that share each sequence."""
     tensor: int = 1
     """Processes that share each matrix."""
-    exchanges_heads: bool = False
-    """Whether processes that share sequences exchange positions for heads."""
 
     @property
     def is_fsdp(self) -> bool:
@@ -105,11 +103,6 @@ class Shape:
     def parts(self) -> int:
         """Parts of a global batch: processes that share sequences or matrices have one."""
         return self.processes // (self.context * self.tensor)
-
-    @property
-    def sharing_heads(self) -> int:
-        """Processes among which attention's heads are divided."""
-        return self.tensor * (self.context if self.exchanges_heads else 1)
 
 
 def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
@@ -158,7 +151,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             bare.share_matrices(TensorGroup(dist.new_group(range(shape.tensor))))
         if shape.context > 1:
             sharing = range(0, shape.context * shape.tensor, shape.tensor)
-            bare.share_context(Context(dist.new_group(sharing), shape.exchanges_heads))
+            bare.share_context(Context(dist.new_group(sharing)))
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         if shape.tensor > 1:
             bare.mark_cuts()

@@ -134,7 +134,6 @@ def mesh_strategy(shape: Shape, machines: int) -> Strategy:
     sizes = {"replicate": shape.copies, "shard": shape.shards // shape.context}
     sizes |= {"cp": shape.context, "tp": shape.tensor}
     name = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    name += " by heads" * (shape.exchanges_heads and shape.context > 1)
     shared = shape.context > 1 or shape.tensor > 1
     if machines > 1:
         config = "fsdp_hybrid.yaml"
@@ -353,8 +352,6 @@ def _command(row: Fit, here: int, words: list[str]) -> str:
         "parallelism_config_cp_size": shape.context,
         "parallelism_config_tp_size": shape.tensor,
     }
-    if shape.exchanges_heads and shape.context > 1:
-        planned["parallelism_config_cp_comm_strategy"] = "alltoall"
     file = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / config))
     assert isinstance(file, dict)
     sizes = file.get("parallelism_config", {})

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-import model.context
 import model.documents
 import model.head
 import model.recompute
@@ -100,18 +99,11 @@ def cuda_kernels() -> Iterator[None]:
         logarithms: Tensor = log_softmax(*args, **options)
         return logarithms
 
-    def seen_by(begins: Tensor, stretch: slice) -> tuple[Tensor, model.documents.Seen]:
-        bounds = begins.new_zeros(2, dtype=torch.int32)
-        keys = begins.new_zeros(len(begins) * stretch.stop, dtype=torch.int64)  # at most
-        return bounds, model.documents.Seen(keys, bounds)
-
     replacements: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
-        (model.context, "attend_to_past"): fused_attention,
         (F, "dropout"): fused_dropout,
         (F, "log_softmax"): fused_log_softmax,
         # How many documents there are is a value; a few bytes for each do not matter.
-        (model.context, "seen_by"): seen_by,
         (model.documents, "_bounds"): lambda begins: begins.new_zeros(2, dtype=torch.int32),
     }
     originals = {(module, name): getattr(module, name) for module, name in replacements}

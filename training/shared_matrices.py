@@ -6,7 +6,7 @@ from math import gcd
 
 import accelerate
 
-from config.schema import Config, ConfigError, equal_chunks
+from config.schema import Config, ConfigError
 from model.family import LanguageModel
 from model.frozen import NF4
 from optim.optimizers import TOGETHER, updates_parts
@@ -73,7 +73,7 @@ def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, len
             f"{named}, but the model has {uneven[0]} heads, of which each process must have as "
             f"many. Set it to a divisor of {gcd(*heads)}."
         )
-    multiple = equal_chunks(sequences, size)
+    multiple = sequences * size
     if model.shares_positions and length % multiple:
         below = length // multiple * multiple
         raise ConfigError(

@@ -388,7 +388,7 @@ def test_processes_that_share_sequences_share_their_activations(monkeypatch):
     )
     alone = next(one for one in alone if one.strategy.name == "FSDP")
     largest = [one.estimate.largest("activations", 4, True) for one in (alone, row)]
-    assert largest[1] < 0.5 * largest[0]  # keys and values are whole
+    assert largest[1] < 0.5 * largest[0]
     advice, _ = advise([row.fit(8 * GIB, 1, 1)], sizes, None, None, here=8)
     for option in ("cp.yaml", "--parallelism_config_cp_size=4", "--num_processes=8"):
         assert option in advice
@@ -429,18 +429,6 @@ def test_the_memory_of_a_machine_decides_on_offloading(capsys):
     assert "It fits where each machine has 0.2 GiB of memory left for its 2 processes:" in said
     assert plan_script.main([*words, "--host-memory", "100MiB"]) == EXIT_NOTHING_FITS
     assert "Nothing fits, not even one sequence." in capsys.readouterr().out
-
-
-@pytest.mark.thorough
-def test_processes_that_exchange_heads_are_planned_as_such(monkeypatch, capsys):
-    """In the name of the strategy, and in the command."""
-    monkeypatch.setattr("planning.estimate.SIZES", (1,))
-    words = ["model.n_layer=1", "train.global_batch_size=1", "--memory", "8", "--processes", "2"]
-    exchange = ["--context", "2", "--context-strategy", "alltoall"]
-    assert plan_script.main([*words, *exchange]) == 0
-    told = capsys.readouterr().out
-    assert "cp 2 by heads " in told
-    assert "--parallelism_config_cp_comm_strategy=alltoall" in told
 
 
 def test_every_communicator_of_a_strategy_takes_memory():
@@ -541,15 +529,11 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
         ),
         (
             ["--processes", "2", "--context", "2", "--memory", "8", "run.attention=varlen"],
-            "run.attention=varlen has no effect with --context 2",
+            "--context 2, and where processes share each sequence run.attention=varlen has no",
         ),
         (
-            ["--context-strategy", "alltoall", "--memory", "8"],
-            "--context-strategy alltoall says how processes share a sequence, and none do",
-        ),
-        (
-            ["--processes", "8", "--context", "8", "--context-strategy=alltoall", "--memory", "8"],
-            "alltoall shares out heads, and 4 are no multiple of 8",
+            ["--processes", "8", "--context", "8", "--memory", "8"],
+            "--context 8, and the number of heads in attention, 4, is no multiple of it",
         ),
         (["--memory", "a lot"], "a lot is not a number of GiB"),
         ([], "--memory"),

@@ -36,7 +36,7 @@ def run_in(small, tmp_path_factory):
     def run(shape, run_dir):
         chosen = {**SHAPES, **PADDED}[shape]
         path = chosen.file(folder)
-        result = runs.launch(path, *small, *WORDS, f"run.dir={run_dir}")
+        result = runs.launch(path, *small, "model.n_head=4", *WORDS, f"run.dir={run_dir}")
         assert result.returncode == 0, result.stderr
         assert chosen.is_named_in(result.stdout)
         assert ("3 of them padding" in result.stdout) == (shape in PADDED)

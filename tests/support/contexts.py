@@ -1,8 +1,7 @@
 """Losses and gradients of models whose sequences several processes share.
 
 accelerate launch tests/support/contexts.py FILE writes, by model and kind of rows, the largest
-differences from one process that has whole sequences: with gathered keys and values and, on two
-processes, with positions that are exchanged for heads.
+differences from one process that has whole sequences.
 """
 
 from __future__ import annotations
@@ -71,14 +70,14 @@ def mean(tensor: Tensor) -> Tensor:
     return total / dist.get_world_size()
 
 
-def differences(name: str, by_heads: bool) -> dict[str, tuple[float, float]]:
+def differences(name: str) -> dict[str, tuple[float, float]]:
     """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
     torch.manual_seed(0)
     alone, shared = (build_model(sizes(name)) for _ in range(2))  # without dropout
     shared.load_state_dict(alone.state_dict())
     if not shared.can_share_context:
         return {}
-    shared.share_context(Context(dist.group.WORLD, by_heads))
+    shared.share_context(Context(dist.group.WORLD))
     found = {}
     for kind, batch in batches().items():
         losses = [loss_of(model, batch) for model in (alone, shared)]
@@ -95,9 +94,7 @@ def differences(name: str, by_heads: bool) -> dict[str, tuple[float, float]]:
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
     names = [*FAMILIES, *(f"their {family}" for family in PACKING)]
-    content = {name: differences(name, False) for name in names}
-    if accelerator.num_processes == 2:  # which divides the numbers of heads of all
-        content |= {f"{name} by heads": differences(name, True) for name in names}
+    content = {name: differences(name) for name in names}
     if accelerator.is_main_process:
         content["processes"] = accelerator.num_processes
         Path(sys.argv[1]).write_text(json.dumps(content))

@@ -53,11 +53,7 @@ SHAPES = {
     "cp 2 x shard 2": Shape("cp_cpu.yaml", 4, 2, FSDP + SHARED_SEQUENCES, SHARDS),
     "cp 2 x tp 2": Shape("tp_cpu.yaml", 4, 1, FSDP + SHARED_SEQUENCES + SHARED_MATRICES, CP),
 }
-HEADS = {"parallelism_config_cp_comm_strategy": "alltoall"}
 MORE_SHAPES = {
-    "cp 2 by heads": Shape(
-        "cp_cpu.yaml", 2, 1, f"{FSDP}{SHARED_SEQUENCES} that exchange heads", HEADS
-    ),
     "hybrid 2 x 2 x cp 2": Shape(
         "fsdp_hybrid_cpu.yaml", 8, 4, REPLICAS.format(4) + SHARED_SEQUENCES, CP
     ),
@@ -65,4 +61,4 @@ MORE_SHAPES = {
         "fsdp_hybrid_cpu.yaml", 8, 4, REPLICAS.format(2) + SHARED_MATRICES, TP
     ),
 }
-"""Combinations of those, and the other way to share sequences."""
+"""Combinations of those."""

@@ -437,25 +437,34 @@ def refuse_shared_context(
     accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
 ) -> None:
     """Raise ConfigError if processes are to share each sequence, and cannot."""
-    if (size := context_size(accelerator)) == 1:
-        return
+    if (size := context_size(accelerator)) > 1:
+        named = f"The accelerate config file says parallelism_config_cp_size: {size}"
+        refuse_context(named, size, tensor_size(accelerator), model, run)
+
+
+def refuse_context(
+    named: str, size: int, matrices: int, model: LanguageModel, run: RunConfig
+) -> None:
+    """Raise ConfigError if `size` processes, which is `named` so, cannot share each sequence.
+
+    Each of them may be several that share `matrices`, and so have some of the heads.
+    """
     if run.attention != "auto":
         raise ConfigError(
-            f"run.attention={run.attention} has no effect with parallelism_config_cp_size: {size}, "
-            "where processes share each sequence. Leave it out."
+            f"{named}, and where processes share each sequence run.attention={run.attention} has "
+            "no effect. Leave one of them out."
         )
     if not model.can_share_context:
         raise ConfigError(
-            f"the accelerate config file says parallelism_config_cp_size: {size}, but several "
-            f"processes cannot share the attention of {model.config.family}. Set it to 1."
+            f"{named}, but several processes cannot share the attention of {model.config.family}. "
+            "Set it to 1."
         )
-    sharing = size * tensor_size(accelerator)
-    uneven = [heads for heads in model.config.head_counts if heads % sharing]
-    if exchanges_heads(accelerator) and uneven:
+    heads = model.config.n_head // matrices
+    if heads % size:
+        each = f" of each of {matrices} processes that share matrices" if matrices > 1 else ""
         raise ConfigError(
-            "the accelerate config file says parallelism_config_cp_comm_strategy: alltoall, which "
-            f"shares out heads, and {uneven[0]} are no multiple of {sharing} processes. Set it to "
-            "allgather."
+            f"{named}, and the number of heads in attention{each}, {heads}, is no multiple of it. "
+            f"Set it to a divisor of {heads}."
         )
 
 
@@ -482,16 +491,6 @@ def context_size(accelerator: accelerate.Accelerator) -> int:
     """The number of processes that share each sequence (`parallelism_config_cp_size`)."""
     sizes = accelerator.parallelism_config
     return 1 if sizes is None else int(sizes.cp_size)
-
-
-def exchanges_heads(accelerator: accelerate.Accelerator) -> bool:
-    """Whether processes that share a sequence exchange positions for heads in attention.
-
-    The entry of the config file is `parallelism_config_cp_comm_strategy: alltoall`.
-    """
-    if context_size(accelerator) == 1:
-        return False
-    return bool(accelerator.parallelism_config.cp_handler.cp_comm_strategy == "alltoall")
 
 
 def offloads(accelerator: accelerate.Accelerator) -> bool:
@@ -549,7 +548,7 @@ def configure_wrapping(
         model.share_matrices(TensorGroup(accelerator.torch_device_mesh["tp"].get_group()))
     if context_size(accelerator) > 1:
         group = accelerator.torch_device_mesh["cp"].get_group()
-        model.share_context(Context(group, exchanges_heads(accelerator)))
+        model.share_context(Context(group))
     if accelerator.is_fsdp2:
         _configure_fsdp(accelerator, model, run)
     else:

@@ -51,14 +51,14 @@ FOREIGN_ENGINES = {
 """A sentence for what belongs to another engine, by the variable of accelerate's launcher."""
 
 
-def _ignored_by_launcher() -> list[str]:
-    """A sentence for the options that `accelerate launch` ignores silently.
+def _read_by_launcher() -> tuple[Any, Any] | None:
+    """The options of `accelerate launch` and its config file, if it has one, as its parser reads.
 
-    Its own parser reads its command line and its config file.
+    None for another launcher.
     """
     started_by = launcher()
     if started_by is None or "accelerate" not in Path(started_by.command[0]).name:
-        return []
+        return None
     words = started_by.command[1:]
     words = words[1:] if words[:1] == ("launch",) else words
     try:
@@ -67,7 +67,15 @@ def _ignored_by_launcher() -> list[str]:
         if options.config_file or (Path(default_config_file).is_file() and not options.cpu):
             file = load_config_from_file(options.config_file)
     except (SystemExit, OSError, ValueError):  # options of another version
+        return None
+    return options, file
+
+
+def _ignored_by_launcher() -> list[str]:
+    """A sentence for the options that `accelerate launch` ignores silently."""
+    if (read := _read_by_launcher()) is None:
         return []
+    options, file = read
 
     def either(name: str) -> Any:
         given = getattr(options, name, None)
@@ -277,14 +285,17 @@ def _parallelism_refusals() -> list[str]:
             f"{CONFIG_FILE} says {entry}_sp_size: {size}. DeepSpeed's sequence parallelism is not "
             f"supported: set it to 1. {entry}_cp_size shares sequences."
         )
+    # The launcher sets its default, allgather, for a file that says nothing.
+    read = _read_by_launcher()
+    written = {} if read is None or read[1] is None else read[1].parallelism_config
+    strategy = written.get(f"{entry}_cp_comm_strategy", "alltoall")
+    if sizes["cp_size"] > 1 and strategy != "alltoall":
+        found.append(
+            f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Processes that share a "
+            "sequence exchange heads in attention: set it to alltoall, or remove the entry."
+        )
     shard, shared = sizes["dp_shard_size"], sizes["cp_size"] * sizes["tp_size"]
     product = math.prod(sizes.values())
-    strategy = env_var("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "allgather")
-    if sizes["cp_size"] > 1 and strategy not in ("allgather", "alltoall"):
-        found.append(
-            f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Set it to allgather, which "
-            "gathers keys and values, or to alltoall, which exchanges positions for heads."
-        )
     if shard * shared < 2:
         found.append(
             f"{CONFIG_FILE} says {entry}_dp_shard_size: {shard}. One shard is not sharded: set "

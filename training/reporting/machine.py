@@ -20,7 +20,6 @@ from model.family import LanguageModel
 from training.distributed.accelerator import (
     context_size,
     effective_precision,
-    exchanges_heads,
     offloads,
     replicas,
     syncs_each_micro_batch,
@@ -121,7 +120,6 @@ def _strategy(accelerator: Accelerator) -> str:
         name += ", weights and optimizer on the CPU"
     if shared > 1:
         name += f", each sequence shared by {shared} processes"
-        name += " that exchange heads" * exchanges_heads(accelerator)
     if (sharing := tensor_size(accelerator)) > 1:
         name += f", each matrix shared by {sharing} processes"
     return name

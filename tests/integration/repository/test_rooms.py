@@ -113,7 +113,7 @@ MAY_NOT_IMPORT = {
 }
 TALKS_TO_TORCH_DISTRIBUTED = {
     "model/sharded.py",  # gathers shards
-    "model/context.py",  # gathers keys and values
+    "model/context.py",  # exchanges positions for heads
     "model/tensor.py",  # adds up what processes compute with their parts of matrices
     "model/vocabulary.py",  # and a softmax over the rows of all
     "optim/sharing.py",  # exchanges matrices that processes share

@@ -25,7 +25,7 @@ STEPS = 100
 def test_killed_at_five_moments_and_moved_to_another_machine(small, tmp_path, hub, model, shape):
     config = SHAPES[shape].file(tmp_path)
     # Wide enough that gradients are summed in parts, in an order that depends on their place.
-    wide = ["model.n_embd=64", "model.dropout=0.1"]
+    wide = ["model.n_embd=64", "model.n_head=4", "model.dropout=0.1"]
     shared = [*small, *wide, "train.eval_every=50", f"train.max_steps={STEPS}"]
     if model != "gpt":
         base = families.make(model, tmp_path / "base", hidden_size=64, attention_dropout=0.1)

@@ -180,21 +180,25 @@ class Opaque(GPT):
 
 
 def test_sequences_that_processes_cannot_share_are_refused():
-    handler = SimpleNamespace(cp_comm_strategy="allgather")
-    mesh = SimpleNamespace(cp_size=2, tp_size=1, cp_handler=handler)
+    mesh = SimpleNamespace(cp_size=2, tp_size=1)
     accelerator = SimpleNamespace(parallelism_config=mesh)
-    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=3, n_embd=9)
+    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=6, n_embd=12)
     refuse_shared_context(accelerator, GPT(sizes), RunConfig())
     with pytest.raises(ConfigError, match="cp_size: 2, but several processes cannot share the att"):
         refuse_shared_context(accelerator, Opaque(sizes), RunConfig())
     with pytest.raises(ConfigError, match=r"run\.attention=products has no effect"):
         refuse_shared_context(accelerator, GPT(sizes), RunConfig(attention="products"))
-    handler.cp_comm_strategy = "alltoall"
-    with pytest.raises(ConfigError, match=r"alltoall, .* heads, and 3 are no multiple of 2"):
-        refuse_shared_context(accelerator, GPT(sizes), RunConfig())
     fewer = model_config({**families.FAMILIES["mixtral"], "num_key_value_heads": 1}, "fewer")
-    with pytest.raises(ConfigError, match=r"alltoall, .* heads, and 1 are no multiple of 2"):
-        refuse_shared_context(accelerator, build_model(fewer), RunConfig())
+    refuse_shared_context(accelerator, build_model(fewer), RunConfig())
+    mesh.cp_size, uneven = (
+        4,
+        "cp_size: 4, and the number of heads .*, {}, is .* Set it to a divisor of {}",
+    )
+    with pytest.raises(ConfigError, match=uneven.format(6, 6)):
+        refuse_shared_context(accelerator, GPT(sizes), RunConfig())
+    mesh.tp_size = 2  # of which each has three
+    with pytest.raises(ConfigError, match=uneven.format(3, 3)):
+        refuse_shared_context(accelerator, GPT(sizes), RunConfig())
     accelerator.parallelism_config.cp_size = 1
     refuse_shared_context(accelerator, Opaque(sizes), RunConfig(attention="products"))
 
@@ -214,7 +218,7 @@ def test_matrices_that_processes_cannot_share_are_refused():
         refuse(a_run(4), GPT(sizes))
     with pytest.raises(ConfigError, match="must be a multiple of 3"):
         refuse(a_run(3), GPT(sizes))
-    with pytest.raises(ConfigError, match=r"must be a multiple of 8\. Use 8\."):
+    with pytest.raises(ConfigError, match=r"must be a multiple of 4\. Use 4 or 8\."):
         refuse(a_run(2, 6, context=2), GPT(sizes))
     with pytest.raises(ConfigError, match="cannot share the matrices of gpt2"):
         refuse(a_run(2), Opaque(sizes))
@@ -259,11 +263,11 @@ def test_what_shared_matrices_do_not_allow_is_refused(monkeypatch):
             shared_matrices.refuse_configuration(*a_run(2))
 
 
-@pytest.mark.parametrize(("length", "remedy"), [(130, "Use 128 or 132."), (3, "Use 4.")])
+@pytest.mark.parametrize(("length", "remedy"), [(131, "Use 130 or 132."), (1, "Use 2.")])
 def test_a_sequence_that_cannot_be_shared_equally_is_refused(length, remedy):
     config = Config(data=DataConfig(block_size=length))
     refuse_uneven_chunks(config, 1)
-    with pytest.raises(ConfigError, match=f"data.block_size={length} is not a multiple of 4: .*"):
+    with pytest.raises(ConfigError, match=f"data.block_size={length} is not a multiple of 2, .*"):
         refuse_uneven_chunks(config, 2)
     with pytest.raises(ConfigError, match=remedy):
         refuse_uneven_chunks(config, 2)
@@ -418,6 +422,23 @@ def under_accelerate(monkeypatch, tmp_path):
             monkeypatch.setenv("WORLD_SIZE", str(processes))
 
     return launch
+
+
+@pytest.mark.parametrize("way", [None, "alltoall", "allgather"])
+def test_processes_that_share_a_sequence_exchange_heads_alone(
+    launched, under_accelerate, states, tmp_path, way
+):
+    """The launcher says allgather for a file that says nothing, which is no choice of a user."""
+    entries = {} if way is None else {"parallelism_config_cp_comm_strategy": way}
+    file = runs.rehearsal("cp_cpu.yaml", tmp_path, 2, **entries)
+    launched(file, 2)
+    under_accelerate(f"--config_file {file} train.py", 2)
+    if way != "allgather":
+        assert refusals.refusals() == []
+        return
+    (sentence,) = sentences(states)
+    assert "says parallelism_config_cp_comm_strategy: allgather. Processes that" in sentence
+    assert "set it to alltoall, or remove the entry." in sentence
 
 
 MULTI_CPU = "distributed_type: MULTI_CPU\nnum_processes: 2\nnum_machines: 1\nuse_cpu: true\n"
