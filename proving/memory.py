@@ -18,7 +18,6 @@ from planning.estimate import MemoryEstimate
 from planning.fake_trace import Shape
 from training.distributed.accelerator import (
     context_size,
-    exchanges_heads,
     micro_batch_shape,
     replicas,
     unwrapped,
@@ -76,7 +75,6 @@ class Planned:
                 shards=accelerator.num_processes // (copies * tensor),
                 context=context_size(accelerator),
                 tensor=tensor,
-                exchanges_heads=exchanges_heads(accelerator),
                 optimizer=config.optim.name,
                 freeze=tuple(config.optim.freeze),
                 frozen_dtype=state.frozen_dtype or AUTO,
