@@ -38,6 +38,8 @@ class RunStore:
     takeover: bool
     known: RepoContents | None = None
     """Its contents as this start has read them before."""
+    for_all: bool = False
+    """Whether other machines begin from it, too: their disks lack what this disk has."""
 
     @property
     def key(self) -> str:
@@ -93,9 +95,10 @@ def open_repo(
         offline = isinstance(error, HubOffline)
         if not can_do_without and not is_new:
             remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
+            lack = "none is on all machines" if store.for_all else "there is none here"
             raise HubUnreachable(
                 f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this run, "
-                f"and there is none here. Start again {remedy}; a run that is new can begin with "
+                f"and {lack}. Start again {remedy}; a run that is new can begin with "
                 "snapshot.resume=never."
             ) from error
         rest = "it uploads nothing, and its next start does" if offline else "uploads are retried"

@@ -270,12 +270,17 @@ def newest_of_disk_and_repo(
 ) -> Start:
     """The newer of two snapshots: the newest on this disk, and the repo's, downloaded to `root`.
 
-    Raises SnapshotError if the repo holds something else, or if neither has a whole snapshot but
-    the repo should; HubError if this disk has no snapshot and the Hub cannot tell whether it has;
-    what `fetch` raises for the snapshot of another run.
+    With `store.for_all` it is the repo's newest, because other machines can have no other. Raises
+    SnapshotError if the repo holds something else, or if neither has a whole snapshot but the repo
+    should; HubError if this disk has no snapshot and the Hub cannot tell whether it has; what
+    `fetch` raises for the snapshot of another run.
     """
-    repo, faults = open_repo(store, can_do_without=newest is not None)
+    can_do_without = newest is not None and not store.for_all
+    repo, faults = open_repo(store, can_do_without)
     warnings += faults
+    if store.for_all and repo is not None:
+        newest, state, lost = _also_in_repo(newest, state, repo, root)
+        warnings += lost
     local = Start(newest, state, f"{newest}, the newest of this run", warnings, repo=repo)
     latest, local_step = local.known_latest, -1 if state is None else state.step
     if repo is None or latest is None:
@@ -306,13 +311,15 @@ def newest_of_disk_and_repo(
             ) from error
         return replace(local, warnings=warnings + skipped(error.faults))
     except (HubError, DiskFault) as error:
-        if newest is None:
+        if not can_do_without:
             raise
         fault = f"step {latest.step} of {repo.name} could not be fetched: {str(error).rstrip('.')}."
         return replace(local, warnings=(*warnings, fault))
     prefix = found.repo.hub.attempt_prefix(found.folder)  # which attempt of several, if it tells
     place = f"{found.repo.name}/{prefix}".rstrip("/")
     why = "there is none here" if newest is None else f"newer than step {local_step} here"
+    if store.for_all:
+        why = "the newest that all machines can have"
     return Start(
         found.path,
         read_state(found.path),
@@ -322,6 +329,27 @@ def newest_of_disk_and_repo(
         remote=RemoteSnapshot.of(found.repo, found.folder),
         repo=found.repo,
     )
+
+
+def _also_in_repo(
+    newest: Path | None, state: RunState | None, repo: RepoContents, root: Path
+) -> tuple[Path | None, RunState | None, tuple[str, ...]]:
+    """The newest snapshot of this disk that the repo has, too, unless the repo has a newer one.
+
+    With a warning for a newer one that is on this disk alone.
+    """
+    latest = repo.latest
+    if newest is None or state is None or latest is None or state.run_id != latest.run_id:
+        return newest, state, ()
+    if state.step < latest.step or manifest_sha256(newest) == latest.manifest_sha256:
+        return newest, state, ()
+    lost = f"step {state.step} is on the disk of one machine, and not in {repo.name}"
+    warnings = (f"{lost}: the run goes back to step {latest.step}.",)
+    folder = root / folder_name(latest.step)
+    with suppress(SnapshotError, OSError):
+        if manifest_sha256(folder) == latest.manifest_sha256:
+            return folder, check_snapshot(folder), warnings
+    return None, None, warnings
 
 
 def _began_from(state: RunState | None) -> object:

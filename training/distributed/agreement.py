@@ -85,29 +85,30 @@ def decided_by_main(accelerator: Accelerator, work: Callable[[], Result]) -> Res
     return cast(Result, json.loads(broadcast_text(accelerator, text)))
 
 
-def broadcast_text(accelerator: Accelerator, text: str | None, source: int = 0) -> str:
-    """Return the text of a process, the main one's by default, on all. All must call this.
+def broadcast_text(accelerator: Accelerator, text: str | None) -> str:
+    """Return the main process's text on every process. Every process must call this.
 
     The text travels as bytes in tensors, because accelerate's functions for objects pickle them.
     """
     content = (text or "").encode()
     length = torch.tensor([len(content)], device=accelerator.device)
-    length = broadcast(length, source)
+    length = broadcast(length)
     sent = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
-    if accelerator.process_index == source:
+    if accelerator.is_main_process:
         sent = torch.tensor(list(content), dtype=torch.uint8, device=accelerator.device)
-    return bytes(broadcast(sent, source).tolist()).decode()
+    return bytes(broadcast(sent).tolist()).decode()
 
 
 def equal_on_all(accelerator: Accelerator, digest: str) -> bool:
     """Whether all processes hold the same hexadecimal digest. Every process must call this."""
-    number = torch.tensor([digest_number(digest)], device=accelerator.device)
+    bits = int(digest[:15], 16)  # 60, which fit into an int64
+    number = torch.tensor([bits], device=accelerator.device)
     return bool((accelerator.gather(number) == number).all())
 
 
-def digest_number(digest: str) -> int:
-    """The first 60 bits of a hexadecimal digest, which fit into an int64."""
-    return int(digest[:15], 16)
+def is_on_any(accelerator: Accelerator, here: bool) -> bool:
+    """Whether something holds on any process. Every process must call this."""
+    return bool(accelerator.gather(torch.tensor([int(here)], device=accelerator.device)).any())
 
 
 def _run_where(accelerator: Accelerator, here: bool, work: Callable[[], Result]) -> Result | None:

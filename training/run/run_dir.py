@@ -171,6 +171,8 @@ class RunLock:
     def __init__(self) -> None:
         self.code_before: int | None = None
         """Exit code of the attempt before this one; None where it left none, as after kill -9."""
+        self.own_disks = False
+        """Whether other machines of the run have disks of their own."""
         self._run_dir: Path | None = None
         """Where to leave an exit code before the lock is held; None: another process leaves it."""
         self._lock: FileLock | None = None

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
@@ -41,7 +41,7 @@ from training.distributed.accelerator import (
     set_accumulation,
     unwrapped,
 )
-from training.distributed.agreement import decided_by_main, run_on_all, run_on_main
+from training.distributed.agreement import run_on_all, run_on_main
 from training.distributed.environment import (
     is_local_main_process,
     launcher,
@@ -58,7 +58,6 @@ from training.reporting.timing import END, UPDATE, UPLOAD
 from training.reporting.track import Trackers
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
-from training.run.neighbours import share_newest, share_records
 from training.run.pretrained import (
     PretrainedModel,
     choose_frozen_dtype,
@@ -168,7 +167,6 @@ class Session:
         accelerator, config = self.accelerator, self.config
         if self._lock.is_held:
             remove_leftovers(snapshots_in(Path(config.run.dir)))  # of transfers that were cut off
-        share_newest(accelerator, config, self._lock)
         self._hold = own_run(accelerator, config, self.signals)
         self.start: Start = agree_on_start(accelerator, config, self._lock)
         self.pretrained = find_pretrained(accelerator, config, self.start)
@@ -187,12 +185,8 @@ class Session:
             pretrained.base = replace(pretrained.base, folder=start.folder)
         base = None if pretrained is None else pretrained.base
         owner = None if self._hold is None else self._hold.owner
-
-        def state() -> dict[str, Any]:
-            machine = computed_on(accelerator, config.run)
-            return asdict(state_at(start, config, corpus, machine, base, owner))
-
-        self.state = RunState(**decided_by_main(accelerator, state))  # with one id on all
+        machine = computed_on(accelerator, config.run)
+        self.state = state_at(start, config, corpus, machine, base, owner)
         self._generation = generation(pretrained, corpus)
 
     def packs(self, model: LanguageModel) -> bool:
@@ -249,8 +243,8 @@ class Session:
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
         self._loss_parts = bare_model.loss_parts
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
-        share_records(accelerator, config, self._lock)
-        metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock))
+        is_main = accelerator.is_main_process
+        metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock, is_main))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(

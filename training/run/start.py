@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from config.schema import Config, ConfigError
@@ -50,6 +49,7 @@ from store.publish import CURVES
 from store.records import EVENTS
 from training.distributed.agreement import (
     decided_by_main,
+    is_on_any,
     local_main_first,
     run_on_all,
     run_on_main,
@@ -88,12 +88,15 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
     # Some shared disks have locks that only count on one machine.
     mark = run_dir / decided_by_main(accelerator, lambda: _leave_mark(run_dir))
 
-    def acquire() -> None:
+    def acquire() -> bool:
+        """Whether this is the first process of a machine with a disk of its own."""
         first = accelerator.is_local_main_process and not accelerator.is_main_process
-        if first and not mark.exists():
-            lock.acquire_on_other_machine(run_dir)
+        if not first or mark.exists():
+            return False
+        lock.acquire_on_other_machine(run_dir)
+        return True
 
-    run_on_all(accelerator, acquire)
+    lock.own_disks = is_on_any(accelerator, run_on_all(accelerator, acquire))
     run_on_main(accelerator, lambda: mark.unlink(missing_ok=True))
 
 
@@ -148,8 +151,7 @@ def take_start(
             with suppress(OSError):
                 remove_partial(snapshots_in(Path(config.run.dir)))
         raise
-    missing = torch.tensor([int(not start.is_whole)], device=accelerator.device)
-    if accelerator.gather(missing).any():
+    if is_on_any(accelerator, not start.is_whole):
 
         def choose() -> Start:
             return start if start.is_whole else _choose(config, lock, refuse, fetch, start.repo)
@@ -166,8 +168,7 @@ def start_over(accelerator: Accelerator, config: Config, lock: RunLock, start: S
     it cannot be moved.
     """
     run_dir = Path(config.run.dir)
-    here = torch.tensor([int(start.moves_aside)], device=accelerator.device)
-    main_moves = bool(accelerator.gather(here).any())
+    main_moves = is_on_any(accelerator, start.moves_aside)
 
     def over() -> Start:
         mine, is_new = start, config.snapshot.resume == "never" and start.folder is None
@@ -243,10 +244,8 @@ class Chosen:
         folder = self.folder(config)
         if lacks:
             if self.remote is None:
-                raise SnapshotError(
-                    f"{folder} is missing or damaged on this machine. Remove what is left of it "
-                    "here, and start again: another machine sends it."
-                )
+                fault = f"{folder} is missing or damaged on this machine"
+                raise SnapshotError(f"{fault}: {_remedy(config)}.")
             root = snapshots_in(Path(config.run.dir))
             root = root / ORIGIN if ORIGIN in folder.parts else root
             remote = RemoteSnapshot(**self.remote)
@@ -257,6 +256,17 @@ class Chosen:
             what = f"{folder} differs from the snapshot of the main process"
             raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
         return Start(folder, read_state(folder), "")
+
+
+def _remedy(config: Config) -> str:
+    """What to do where another machine lacks what the main process begins from."""
+    if config.snapshot.resume not in ("auto", "never"):
+        return "copy it here, or put it on a disk that all machines share"
+    if config.hub.store_url is None:
+        return "copy it here, give hub.url, or one run.dir on a shared disk"
+    return (
+        f"copy it here, or start on the first machine alone until it is in {config.hub.store_url}"
+    )
 
 
 def _facts_of(start: Start | None, config: Config) -> dict[str, Any] | None:
@@ -288,6 +298,8 @@ def _choose(
     known: RepoContents | None = None,
 ) -> Start:
     store = store_of(config)
+    if store is not None:
+        store = replace(store, for_all=lock.own_disks)
     if store is not None and known is not None:  # what it has waited for counts, too
         store = replace(store, hub=known.hub, known=known)
     start = choose_start(
@@ -343,21 +355,22 @@ def _stopped_by_a_person(run_dir: Path) -> bool:
     return bool(events) and events[-1]["text"] == name_of(signal.SIGINT)
 
 
-def open_run(config: Config, start: Start, lock: RunLock) -> MetricsFile | None:
-    """Write config.yaml and continue metrics.jsonl at `start`, where this process has the `lock`.
+def open_run(config: Config, start: Start, lock: RunLock, is_main: bool) -> MetricsFile | None:
+    """Write config.yaml and continue metrics.jsonl at `start`, in the main process.
 
-    That is the main process, and the first of each machine with a disk of its own: any of them may
-    be left when others are lost.
+    Each process that has the `lock` removes what was downloaded for this start alone.
     """
     if not lock.is_held:
         return None
     run_dir = Path(config.run.dir)
     try:
+        remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
+        remove_partial(snapshots_in(run_dir))
+        if not is_main:
+            return None
         write_whole(run_dir / CONFIG_FILE, as_yaml(config))
         # A run that begins from another run's snapshot has no lines of its own yet.
         step = start.state.step if start.is_in(run_dir) and start.state is not None else 0
-        remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
-        remove_partial(snapshots_in(run_dir))
         return MetricsFile(run_dir / METRICS, step)
     except OSError as error:
         raise not_writable(run_dir, error) from error

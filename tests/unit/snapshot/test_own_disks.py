@@ -1,0 +1,84 @@
+"""What machines with disks of their own begin from: what the store has, or a sentence."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hubs
+import runs
+from config.compose import load_config
+from snapshot.disk.files import manifest_sha256
+from snapshot.errors import SnapshotError
+from snapshot.start import choose_start
+from store.errors import HubUnreachable
+from training.run.start import Chosen
+
+
+def for_all(seconds: float = 5.0):
+    return replace(hubs.store(seconds), for_all=True)
+
+
+@pytest.mark.parametrize("has_older", [True, False])
+def test_what_one_disk_has_and_the_store_lacks_is_left_for_the_newest_in_the_store(
+    near_hub, finished_run, tmp_path, has_older
+):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 20))
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    if not has_older:
+        shutil.rmtree(runs.snapshot(run_dir, 20))
+    start = choose_start(run_dir, "auto", for_all())
+    assert (start.folder, start.state.step) == (runs.snapshot(run_dir, 20), 20)
+    assert start.fetched is not has_older  # not what is here
+    assert start.remote is not None  # for the other machines
+    (warning,) = start.warnings
+    assert "step 30 is on the disk of one machine, and not in me/run" in warning
+    assert "the run goes back to step 20" in warning
+    assert runs.snapshot(run_dir, 30).exists()
+    alone = choose_start(run_dir, "auto", hubs.store())
+    assert alone.state.step == 30  # one machine needs no more than its own disk
+
+
+def test_the_newest_of_the_store_is_used_where_it_lies(near_hub, finished_run):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 30))
+    start = choose_start(finished_run, "auto", for_all())
+    assert (start.state.step, start.fetched, start.warnings) == (30, False, ())
+    assert start.remote is not None
+
+
+def test_without_an_answer_of_the_store_no_machine_begins(near_hub, finished_run):
+    """The same command may succeed later: a loop tries it again."""
+    hubs.seed(near_hub, runs.snapshot(finished_run, 20))
+    near_hub.down()
+    with pytest.raises(HubUnreachable, match="snapshot of this run, and none is on all machines"):
+        choose_start(finished_run, "auto", for_all(1.0))
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("run.name=run", "copy it here, give hub.url, or one run.dir on a shared disk"),
+        (
+            "hub.url=s3://mine/run",
+            "copy it here, or start on the first machine alone until it is in s3://mine/run",
+        ),
+        (
+            "snapshot.resume=/nowhere/step-00000030",
+            "copy it here, or put it on a disk that all machines share",
+        ),
+    ],
+)
+def test_a_machine_that_lacks_the_snapshot_says_what_to_do(finished_run, tmp_path, key, remedy):
+    config = load_config([f"run.dir={tmp_path / 'own disk'}", key])
+    identity = manifest_sha256(runs.snapshot(finished_run, 30))
+    is_named = key.startswith("snapshot.resume")
+    chosen = Chosen(30, identity, None if is_named else "step-00000030", remote=None)
+    assert not chosen.is_here(config)
+    with pytest.raises(SnapshotError) as caught:
+        chosen.start(config, lacks=True)
+    root = Path("/nowhere") if is_named else tmp_path / "own disk" / "snapshots"
+    folder = root / "step-00000030"
+    assert str(caught.value) == f"{folder} is missing or damaged on this machine: {remedy}."
