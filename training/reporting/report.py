@@ -75,8 +75,6 @@ class Report:
         """Seconds that each snapshot stalled the steps."""
         self.durable_seconds: list[float] = []
         """Seconds until each snapshot was on disk."""
-        self.check_seconds = 0.0
-        """How long the newest check of weights before a snapshot took."""
         self.clock = PhaseClock(seconds_since_start(psutil.Process()))
         self.skipped_in_a_row = 0
         self.collected: list[Collected] = []
