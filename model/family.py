@@ -138,8 +138,6 @@ class LanguageModel(nn.Module, ABC):
     Muon orthogonalizes each of them. A weight whose rows are interleaved counts as one matrix.
     """
 
-    once_unpacked: ClassVar[bool] = False
-    """Whether older versions had one document in a row: their runs resume so."""
     shares_positions: ClassVar[bool] = True
     """Whether such processes also share the positions between layers."""
     new_weights: NewWeights | None = None

@@ -268,7 +268,6 @@ class GPT(LanguageModel):
 
     config: GPTConfig
     _no_split_modules = ("Block",)
-    once_unpacked = True
     joined: ClassVar = {"c_attn": 3}  # query, key and value
     tensor_plan: ClassVar = {
         "transformer.wte": "embedding",

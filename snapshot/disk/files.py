@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from snapshot.errors import SnapshotError
+from snapshot.errors import SnapshotError, WrittenBefore
 
 CHUNK_BYTES = 8 << 20
 """Small enough for any machine; large enough that hashing seldom waits for the interpreter lock."""
@@ -283,6 +283,8 @@ def newest_verified(
     for folder in snapshot_folders(root):
         try:
             check(folder)
+        except WrittenBefore:  # so are those before it
+            raise
         except SnapshotError as error:
             faults.append(str(error))
         else:

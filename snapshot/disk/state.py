@@ -15,13 +15,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 from model.attention import CPU_WAYS, KERNELS
 from model.frozen import KINDS
 from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
-from snapshot.errors import SnapshotError
+from snapshot.errors import SnapshotError, WrittenBefore
 
 STATE = "state.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
-ADDED = ("computed_on", "attention", "base", "stream", "rows", "frozen_dtype")
-"""Fields that older snapshots lack."""
 SEVERAL, ONE = "several", "one"
 """Documents in a row."""
 CURSOR = ("epoch", "window", "row", "token", "blocks")
@@ -57,9 +55,9 @@ class RunState:
     attention: str | None = None
     """What computes it, as `run.attention` names it; None where that was never chosen."""
     rows: str | None = None
-    """What a row of documents holds: SEVERAL or ONE. None in older snapshots."""
+    """What a row of documents holds: SEVERAL or ONE; None before the first step."""
     frozen_dtype: str | None = None
-    """How frozen weights are kept; None in older snapshots, and where all are trained."""
+    """How frozen weights are kept; None where all are trained."""
     base: str | None = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
     stream: list[dict[str, Any]] | None = None
@@ -86,11 +84,15 @@ def read_state(folder: Path) -> RunState:
 def state_in(content: Any, folder: str) -> RunState:
     """The content of `state.json`. Raises SnapshotError, which names `folder`, if it is invalid."""
     found = content.get("format_version") if isinstance(content, dict) else None
+    if type(found) is int and found == 1:
+        raise WrittenBefore(
+            f"{folder} was written by 0.1.0: train on from its weights with "
+            f"model.pretrained={folder}"
+        )
     if type(found) is not int or found != FORMAT_VERSION:
         raise SnapshotError(
             f"{folder} has format version {found}; this program reads version {FORMAT_VERSION}"
         )
-    content = {**dict.fromkeys(ADDED), **content}
     for name, hint in get_type_hints(RunState).items():
         hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         kinds = {get_origin(one) or one for one in hints}
@@ -153,7 +155,7 @@ def bits_per_byte(data: Mapping[str, Any], loss: float) -> float | None:
     """A held-out loss in nats per token, as bits per byte of the raw text; None if unknown."""
     tokens, size = data.get("held_out_tokens"), data.get("held_out_bytes")
     if not all(type(number) is int and 0 < number < 2**63 for number in (tokens, size)):
-        return None  # of an older snapshot; or not an honest one
+        return None  # not an honest one
     assert tokens is not None
     assert size is not None
     return loss / math.log(2) * tokens / size

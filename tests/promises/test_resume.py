@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 import runs
+from sealed import seal
+from snapshot.disk.files import MANIFEST, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.state import STATE
 
 
 def test_a_finished_run_says_so_and_does_nothing(finished_run, small):
@@ -67,3 +73,20 @@ def test_another_problem_in_the_same_run_is_refused(finished_run, small, change,
     assert named in result.stderr
     assert "another run.name" in result.stderr
     assert sorted(path.name for path in finished_run.iterdir()) == before
+
+
+def test_a_run_of_0_1_0_is_refused_and_its_weights_train_on(finished_run, small, tmp_path):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    for folder in snapshot_folders(snapshots_in(run_dir)):
+        state = read_json(folder / STATE)
+        (folder / STATE).write_text(json.dumps({**state, "format_version": 1}))
+        (folder / MANIFEST).unlink()
+        seal(folder)
+    newest = runs.snapshot(run_dir, 30)
+    result = runs.train(*small, "model.dropout=0.1", f"run.dir={run_dir}", "train.max_steps=31")
+    assert result.returncode == 2
+    weights = f"model.pretrained={newest}"
+    assert f"was written by 0.1.0: train on from its weights with {weights}" in result.stderr
+    own = [word for word in small if not word.startswith("model.n_")]
+    result = runs.train(*own, weights, f"run.dir={tmp_path / 'next'}", "train.max_steps=1")
+    assert result.returncode == 0, result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -19,8 +18,7 @@ from data.subwords import load_tokenizer
 from kills import after_a_rename, kill_at
 from model.gpt import GPT, GPTConfig
 from runs import CONSTANT, relative_difference
-from sealed import seal
-from snapshot.disk.files import MANIFEST, read_json
+from snapshot.disk.files import read_json
 from snapshot.disk.reading import restore_weights
 from subword_folders import foreign_folder
 
@@ -137,26 +135,6 @@ def test_a_run_with_another_tokenizer_is_refused_and_it_is_named(single, small, 
         assert result.returncode == 2
         assert f"data.tokenizer: bpe:300 in the snapshot, {tokenizer} now" in result.stderr
         assert "text: " not in result.stderr
-
-
-def test_a_snapshot_that_is_older_than_the_key_resumes(finished_run, small, tmp_path):
-    """It was of characters, and does not say so."""
-    run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    shutil.rmtree(runs.snapshot(run_dir, 30))
-    folder = runs.snapshot(run_dir, 20)
-    state = read_json(folder / "state.json")
-    del state["config"]["data"]["tokenizer"]
-    for name in ("unit", "held_out_tokens", "held_out_bytes"):
-        del state["data"][name]
-    (folder / "state.json").write_text(json.dumps(state))
-    (folder / MANIFEST).unlink()
-    seal(folder)
-
-    result = runs.train(*small, "model.dropout=0.1", f"run.dir={run_dir}")
-
-    assert result.returncode == 0, result.stderr
-    assert "changed   data.tokenizer" not in result.stdout
-    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(run_dir, 30))
 
 
 @pytest.mark.slow

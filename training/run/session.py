@@ -193,9 +193,7 @@ class Session:
         """Whether a row holds several documents. A run keeps what it began with."""
         state = self.state
         if state.rows is None:
-            is_older = state.step > 0
-            packs = model.can_pack and not (is_older and model.once_unpacked)
-            state.rows = SEVERAL if packs else ONE
+            state.rows = SEVERAL if model.can_pack else ONE
         return state.rows == SEVERAL
 
     @property

@@ -127,10 +127,13 @@ def test_a_model_of_another_shape_is_refused(tmp_path):
 def test_another_format_version_is_refused(tmp_path):
     folder = write(tmp_path, 1, *trained(1))
     content = json.loads((folder / "state.json").read_text())
-    content["format_version"] = 99
-    (folder / "state.json").write_text(json.dumps(content))
-    with pytest.raises(SnapshotError, match="format version 99; this program reads version 1"):
-        read_state(folder)
+    for found, sentence in (
+        (99, "format version 99; this program reads version 2"),
+        (1, "was written by 0.1.0: train on from its weights with model.pretrained="),
+    ):
+        (folder / "state.json").write_text(json.dumps({**content, "format_version": found}))
+        with pytest.raises(SnapshotError, match=sentence):
+            read_state(folder)
 
 
 @pytest.mark.parametrize(
