@@ -122,7 +122,9 @@ def packing() -> list[dict[str, Any]]:
     drawn = np.random.default_rng(1)
     lengths = drawn.integers(8, TIME // 2, size=32)
     ends = np.cumsum(lengths)
-    text = Documents(TokenStream([drawn.integers(VOCABULARY, size=ends[-1])]), ends)
+    tokens = TokenStream([drawn.integers(VOCABULARY, size=ends[-1])])
+    trained = TokenStream([np.ones(ends[-1], dtype=np.uint8)])
+    text = Documents(tokens, ends, trained, lengths - 1)
     found = []
     for name in FAMILY_NAMES:
         torch.manual_seed(0)

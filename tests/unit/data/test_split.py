@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
@@ -76,7 +77,9 @@ def test_parts_differ_by_one_sequence_and_have_each_once(sequences, micro, parts
 def texts(tmp_path_factory):
     """By name, what a run trains on: made anew for each process, as a stream is read once."""
     tokens = TokenStream([torch.arange(700).numpy().astype("uint16")])
-    ends = torch.tensor([20, 25, 31, 70, 71, 90, 97, 140, 150]).numpy()
+    lengths = np.array([9, 5, 6, 3, 2, 9, 7, 4, 8, 2])
+    trained = TokenStream([np.ones(lengths.sum(), dtype=np.uint8)])
+    conversations = Documents(tokens, np.cumsum(lengths), trained, lengths - 1)
     folder = tmp_path_factory.mktemp("text")
     source = streams.parquet_folder(folder / "a", "a")
 
@@ -86,8 +89,8 @@ def texts(tmp_path_factory):
 
     return {
         "windows": lambda: Windows(tokens, BLOCK, IGNORED),
-        "rows": lambda: DocumentRows(Documents(tokens, ends), BLOCK, IGNORED, False),
-        "packed": lambda: DocumentRows(Documents(tokens, ends), BLOCK, IGNORED, True),
+        "rows": lambda: DocumentRows(conversations, BLOCK, IGNORED, False),
+        "packed": lambda: DocumentRows(conversations, BLOCK, IGNORED, True),
         "stream": lambda: streamed(False),
         "masked stream": lambda: streamed(True),
     }
