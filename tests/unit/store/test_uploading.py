@@ -11,7 +11,7 @@ from config.compose import load_config
 from config.schema import HubConfig
 from data.columns import TextColumn
 from data.errors import DataError
-from data.reading.hub import hub_pieces
+from data.reading.hub import downloaded_files
 from store.uploader import UploadFailure, UploadStatus
 from training.reporting.console import Console
 from training.run.uploading import finish_uploads, hand_over
@@ -109,4 +109,4 @@ def test_a_data_set_that_may_not_be_seen_names_the_login(monkeypatch, tmp_path):
 
     monkeypatch.setattr("datasets.load_dataset_builder", refuse)
     with pytest.raises(DataError, match=r"be accessed\. For a private one log in with `hf auth"):
-        hub_pieces("me/private", TextColumn("text"), tmp_path, say=print)
+        downloaded_files("me/private", TextColumn("text"), tmp_path, say=print)
