@@ -249,7 +249,8 @@ def held_out_parts(listings: Sequence[Listing], share: float) -> list[NDArray[np
         order = in_order_of_hashes(listing)
         sizes = _sizes(listing)[order]
         left = share * sizes.sum() - (np.cumsum(sizes) - sizes)
-        parts = (left / np.maximum(sizes, 1)).clip(0, 1)
+        # A group without rows has no part: it is held out or not.
+        parts = np.where(sizes > 0, (left / np.maximum(sizes, 1)).clip(0, 1), left > 0)
         for group, part in zip(order.tolist(), parts.tolist(), strict=True):
             most[of_listing[group]] = max(part, most.get(of_listing[group], 0.0))
     return [np.array([most[name] for name in of_listing]) for of_listing in names]

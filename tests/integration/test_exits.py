@@ -44,7 +44,7 @@ LOST = RuntimeError("[gloo] Connection closed by peer")
 def test_what_asks_a_run_to_end_has_a_code(cause, code):
     assert exit_code_of(cause) == code
     assert cause is None or (cause in EXIT_CODES and name_of(cause))
-    assert set(EXIT_CODES.values()) == {1, 2, 75, 130, 143}
+    assert set(EXIT_CODES.values()) == {1, 75, 130, 143}
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,6 @@ def test_a_packed_row_has_the_loss_and_gradients_of_its_documents(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_run_keeps_how_many_documents_a_row_holds(name):
-    """Older runs of our GPT had one."""
-
     def rows_of(step: int, rows: str | None) -> str | None:
         session = Session.__new__(Session)
         data = {"vocabulary": 7, "fingerprint": "f"}
@@ -199,7 +197,6 @@ def test_a_run_keeps_how_many_documents_a_row_holds(name):
         return session.state.rows
 
     assert rows_of(0, None) == rows_of(3, "several") == "several"
-    assert rows_of(3, None) == {"gpt2": "one", "llama": "several"}[name]
     assert rows_of(3, "one") == "one"
 
 

@@ -199,21 +199,11 @@ def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsy
     space = tmp_path / "space"
     assert main(["space", str(finished_run), "--to", str(space)]) == 0
     mine = put(space / "thesis.txt")
-    assert main(["space", str(finished_run), "--to", str(space)]) == 2
-    assert "this command did not make thesis.txt in it" in capsys.readouterr().err
-    mine.rename(tmp_path / "thesis.txt")
-    (space / "style.css").unlink()
-    mine = put(space / "style.css" / "thesis.txt")
-    assert main(["space", str(finished_run), "--to", str(space)]) == 2
-    assert "this command did not make style.css in it" in capsys.readouterr().err
-    shutil.rmtree(mine.parent)
-    assert main(["space", str(finished_run), "--to", str(space)]) == 0
     (tmp_path / "link").symlink_to(space)
-    assert main(["space", str(finished_run), "--to", str(tmp_path / "link")]) == 2
-    assert "is a link" in capsys.readouterr().err
-    (space / "space.json").write_text("{}")  # of another program
-    assert main(["space", str(finished_run), "--to", str(space)]) == 2
-    assert "is not a Space that this command made" in capsys.readouterr().err
+    for target in (space, tmp_path / "link", mine):
+        assert main(["space", str(finished_run), "--to", str(target)]) == 2
+        assert "exists already. Name a new folder" in capsys.readouterr().err
+    assert mine.exists()
     (tmp_path / "run-trace").symlink_to(finished_run)
     with pytest.raises(ConfigError, match="holds a run with snapshots"):
         load_traced_config([f"run.dir={tmp_path / 'run'}"])

@@ -241,8 +241,8 @@ FAULTS = [
     Fault(
         "an upload that nobody awaits",
         "training/run/uploading.py",
-        "    if uploads is None or store is None:\n        return\n    _finish(",
-        "    if True:\n        return\n    _finish(",
+        "    if uploads is None or store is None:\n        return\n    name = store",
+        "    if True:\n        return\n    name = store",
         ("upload", "store"),
         setting=STORE,
     ),

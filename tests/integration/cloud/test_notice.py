@@ -191,7 +191,7 @@ def test_a_notice_stops_a_run_with_a_snapshot(small, tmp_path, hub, starts, conf
             assert process.wait(60) == code, said.read_text()
             seconds = time.monotonic() - begun
         server.shutdown()
-    assert exit_code(run_dir) == exits.EXIT_AGAIN
+    assert exit_code(run_dir) == 75
     assert "cloud.notice: this machine goes" in said.read_text()
     assert "stopped   by SIGUSR1" in said.read_text()
     place = only_snapshot(run_dir)
