@@ -281,11 +281,6 @@ def _check_hub_and_run(found: Problems) -> None:
             "needs a store, where the attempts of a run meet: hub.repo_id or hub.url",
         )
         need(
-            found.config.snapshot.resume != "never",
-            "hub.standby",
-            "continues the run in the store, and snapshot.resume=never starts over: leave one out",
-        )
-        need(
             not hub.takeover,
             "hub.standby",
             "waits for the run's owner, and hub.takeover=true does not: leave one out",

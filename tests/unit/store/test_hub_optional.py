@@ -67,7 +67,7 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
     if kind == "a repo":
         assert start.warnings == ()  # a repo needs no such folder
         assert start.known_latest.step == 30
-        begun = choose_start(tmp_path / "never", "never", store, is_restart=lambda state: True)
+        begun = choose_start(tmp_path / "other", "auto", store)
         assert begun.fetched
         return
     (warning,) = start.warnings

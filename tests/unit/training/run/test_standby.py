@@ -242,7 +242,6 @@ def test_a_notice_and_the_time_budget_end_the_wait(scene):
     "words",
     [
         ["hub.standby=true"],
-        ["hub.standby=true", "hub.repo_id=me/run", "snapshot.resume=never"],
         ["hub.standby=true", "hub.repo_id=me/run", "hub.takeover=true"],
         ["hub.silence_seconds=1"],
     ],
