@@ -39,8 +39,6 @@ class FilesOwnership:
         self._turn, self._looked_at = 0, 0.0
         """The highest claim that was found last, and when, by time.monotonic()."""
         self._signs = 0
-        self._read: tuple[str, RemoteFile, Any] | None = None
-        """A file that was read last: its path, as it was listed, and its content."""
 
     def look(self) -> Owner | None:
         """The owner: by the highest claim; without one, the attempt with the newest snapshot.
@@ -55,7 +53,7 @@ class FilesOwnership:
         whole = whole_snapshots(listed)
         if claims:
             found = self._winner(claims[self._turn], listed)
-            claim = self._json(found, listed, cached=False)
+            claim = self._json(found, listed)
         elif whole:
             run, attempt, _ = whole[0].split("/")
             claim = {"run_id": run, "attempt_id": attempt}
@@ -126,24 +124,19 @@ class FilesOwnership:
         """The claim that counts, of several with one number: one that has given a sign of life."""
         if len(paths) > 1:
             for path in paths:
-                claim = self._json(path, listed, cached=False)
+                claim = self._json(path, listed)
                 if f"{claim.get('run_id')}/{claim.get('attempt_id')}/{ALIVE}" in listed:
                     return path
         return paths[0]
 
-    def _json(self, path: str, listed: Mapping[str, RemoteFile], cached: bool = True) -> Any:
+    def _json(self, path: str, listed: Mapping[str, RemoteFile]) -> Any:
         """An object in a small file; empty if it is none, or is gone."""
         file = listed[path]
-        if cached and file.xet_hash is not None and self._read and self._read[:2] == (path, file):
-            return self._read[2]
         content: Any = {}
         if file.size <= LARGEST_BYTES:
             with suppress(ValueError, SnapshotError, RecursionError):
                 content = json.loads(self._store.read("", path, LARGEST_JSON_BYTES))
-        content = content if isinstance(content, dict) else {}
-        if cached:
-            self._read = path, file, content
-        return content
+        return content if isinstance(content, dict) else {}
 
     def _write(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         self._store.put({path: json.dumps(content).encode() for path, content in files.items()})

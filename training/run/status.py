@@ -55,7 +55,7 @@ def of_store(store: Store, revision: str = BRANCH) -> Facts:
     """The status of the run in a store. Other figures of a run belong here, too."""
     if revision != BRANCH:
         raise SnapshotError(f"status is that of now: leave out @{revision}.")
-    owner = with_retries(store, ownership_of(store).look)
+    owner = with_retries(ownership_of(store).look)
     if owner is None:
         raise SnapshotError(f"{store.name} holds no run. Check the name.")
     now = time.time()
