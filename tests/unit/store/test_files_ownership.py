@@ -54,6 +54,10 @@ class Memory(Files):
         self.content |= {path: Path(file).read_bytes() for path, file in files.items()}
         return {}, Transfer()
 
+    def put(self, files) -> None:
+        self.before_send()
+        self.content |= files
+
     def delete(self, paths) -> None:
         for path in paths:
             del self.content[path]

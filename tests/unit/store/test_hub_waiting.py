@@ -20,7 +20,7 @@ from training.run.records import fetch_missing
 
 TIMEOUT_SECONDS = 2.0
 LONGEST_SECONDS = 3 * (TIMEOUT_SECONDS + 10)
-"""A transfer is tried three times: each has some seconds for its bytes, and for its last request."""
+"""A transfer is tried three times; each has some seconds for its bytes and its last request."""
 
 
 @pytest.fixture
