@@ -6,6 +6,7 @@ place, on a thread of gloo or as a kernel of NCCL.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -97,7 +98,7 @@ def first_of(transfers: Sequence[Event], called: float, names: Sequence[str]) ->
 
 
 def computing(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """When a process computes, in order and without gaps: on its GPU, otherwise on its CPU."""
+    """When a process computes, in order and without overlaps: on its GPU, otherwise on its CPU."""
     kernels = [one for one in events if one.get("cat") == "kernel" and not is_transfer(one)]
     merged: list[tuple[float, float]] = []
     for event in kernels or [one for one in events if one["name"].startswith(COMPUTES)]:
@@ -109,8 +110,13 @@ def computing(events: Sequence[Event]) -> list[tuple[float, float]]:
 
 
 def covered(start: float, end: float, spans: Sequence[tuple[float, float]]) -> float:
-    """How much of the time from `start` to `end` spans cover that do not overlap."""
-    return sum(max(0.0, min(end, last) - max(start, first)) for first, last in spans)
+    """How much of the time from `start` to `end` spans cover, in order and without overlaps."""
+    total = 0.0
+    for first, last in spans[bisect_right(spans, start, key=lambda span: span[1]) :]:
+        if first >= end:
+            break
+        total += min(end, last) - max(start, first)
+    return total
 
 
 def end_of(event: Event) -> float:
