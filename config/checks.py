@@ -269,27 +269,6 @@ def _check_hub_and_run(found: Problems) -> None:
         need(WORD.fullmatch(getattr(hub, key[4:]) or "none") is not None, key, rule)
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
         need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0 and below 1000000")
-    need(
-        5 <= hub.silence_seconds <= 3600,
-        "hub.silence_seconds",
-        "must be at least 5 and at most 3600: an owner gives four signs of life in this time",
-    )
-    if hub.standby:
-        need(
-            hub.store_url is not None,
-            "hub.standby",
-            "needs a store, where the attempts of a run meet: hub.repo_id or hub.url",
-        )
-        need(
-            found.config.snapshot.resume != "never",
-            "hub.standby",
-            "continues the run in the store, and snapshot.resume=never starts over: leave one out",
-        )
-        need(
-            not hub.takeover,
-            "hub.standby",
-            "waits for the run's owner, and hub.takeover=true does not: leave one out",
-        )
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0 and below 1000000")
     need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1 and below 1000000")
     need(

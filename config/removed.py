@@ -23,6 +23,11 @@ REMOVED: dict[str, str] = {
         "train again with snapshot.resume=A run.dir=again train.max_steps=<step of B>, and compare "
         "the sha256 of model.safetensors in both manifest.json"
     ),
+    "hub.silence_seconds": "leave it out, because no attempt waits for another one",
+    "hub.standby": (
+        "let a scheduler start the same command again (Slurm, a Kubernetes Job, "
+        "python -m cloud.attempts); the newest start owns the run"
+    ),
     "run.interruptions_per_day": "give snapshot.every_minutes, the most that a lost machine costs",
     "run.metadata_address": "give python -m cloud.notice --address the address",
     "run.notice_seconds": "leave it out: a notice stops the run with a snapshot at once",

@@ -181,11 +181,7 @@ class HubConfig:
     squash_every: int | None = None
     """Squash the repo's history after this many commits; null: keep it."""
     takeover: bool = False
-    """Take the repo over from another run or attempt, which then stops uploading."""
-    standby: bool = False
-    """Wait while another attempt trains this run, and take over when it is gone: docs/hub.md."""
-    silence_seconds: float = 120.0
-    """hub.standby: an attempt that has given no sign of life for so long counts as gone."""
+    """Take the store over from another run, which then stops uploading."""
     timeout_seconds: float = 60.0
     """Timeout of a request to the Hub."""
     license: str | None = None

@@ -8,7 +8,7 @@ from statistics import median
 from config.schema import Config
 from proving.lines import GREEN, Line, unchecked, within
 from proving.task import Outcome
-from store.ownership import duration
+from training.reporting.console import duration
 
 MEMORY = 0.02
 """Bound of the relative difference of counted and planned memory."""

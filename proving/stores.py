@@ -54,7 +54,6 @@ class Scratch:
             "hub.repo_id": None,
             "hub.url": self.store.url,
             "hub.min_interval_seconds": 0.0,
-            "hub.takeover": True,  # from an attempt that was killed
         }
 
     def newest_step(self) -> int:

@@ -228,7 +228,7 @@ def _list_remote(hub: Store, revision: str) -> None:
     if repo.latest is not None:
         _show(f"newest: step {repo.latest.step}, run {repo.latest.run_id[:8]}")
     if not repo.folders():
-        raise SnapshotError(f"{repo.name} holds no snapshot.")
+        raise SnapshotError(repo.lack)
 
 
 def _bytes_in(repo: RepoContents, folder: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshot.disk.state import RunState, read_state
-from snapshot.errors import DiskFault, SnapshotError
+from snapshot.errors import SnapshotError
 from store.errors import (
     HubError,
     HubMissing,
@@ -81,12 +81,6 @@ def open_repo(
     """
     try:
         repo = with_retries(store.hub, lambda: _read_or_create(store))
-    except OSError as error:  # a bucket's files go through one
-        fault = f"{store.hub.name} cannot be read without a temporary file: {error.strerror}. Free "
-        fault += "some space, or set TMPDIR to a folder that can be written."
-        if not can_do_without:
-            raise DiskFault(fault) from error
-        return None, (f"{fault} The run continues from what is here; uploads are retried.",)
     except HubRefused as error:
         if not can_do_without:
             raise

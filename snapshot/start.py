@@ -78,11 +78,6 @@ class Start:
         return None if self.repo is None else self.repo.latest
 
     @property
-    def known_owner(self) -> Latest | None:
-        """The same, also of an owner that has not uploaded a snapshot yet."""
-        return None if self.repo is None else self.repo.owner
-
-    @property
     def is_whole(self) -> bool:
         """False if `folder` has no more yet than what `fetch_small` has downloaded."""
         return self.folder is None or PARTIAL not in self.folder.parts
@@ -315,15 +310,13 @@ def newest_of_disk_and_repo(
             raise
         fault = f"step {latest.step} of {repo.name} could not be fetched: {str(error).rstrip('.')}."
         return replace(local, warnings=(*warnings, fault))
-    prefix = found.repo.hub.attempt_prefix(found.folder)  # which attempt of several, if it tells
-    place = f"{found.repo.name}/{prefix}".rstrip("/")
     why = "there is none here" if newest is None else f"newer than step {local_step} here"
     if store.for_all:
         why = "the newest that all machines can have"
     return Start(
         found.path,
         read_state(found.path),
-        f"{found.path}, fetched from {place}: {why}",
+        f"{found.path}, fetched from {found.repo.name}: {why}",
         warnings + skipped(found.faults),
         fetched=True,
         remote=RemoteSnapshot.of(found.repo, found.folder),

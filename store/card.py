@@ -17,7 +17,6 @@ from snapshot.config_values import value_of
 from snapshot.disk.model import ADAPTERS, TRAINED, WHOLE, configured_prefix
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.kinds import NAMED_REPO
-from store.ownership import Owner, owner_on_card
 from store.publish import CURVES, Best
 from store.records import EVENTS
 from store.repo import REPO_ID
@@ -47,13 +46,11 @@ def card_text(
     best: Best | None = None,
     speed: str | None = None,
     proof: str | None = None,
-    owner: Owner | None = None,
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`.
 
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
-    `speed` is that of the newest steps,
-    `proof` what was checked before the run, `owner` the attempt that writes the card.
+    `speed` is that of the newest steps, `proof` what was checked before the run.
     """
     unit, prefix = token_unit(state.data), configured_prefix(state.config)
     parts = [
@@ -62,7 +59,7 @@ def card_text(
         f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: "
         f"{_files_at_the_top(state)}, of step {state.step:,}; "
         "`snapshots/` holds what is needed to continue training.",
-        _facts_table(state, shape, versions, speed, proof, owner),
+        _facts_table(state, shape, versions, speed, proof),
     ]
     if has_curves:
         parts.append(f"![Training and held-out loss over steps]({CURVES})")
@@ -187,7 +184,6 @@ def _facts_table(
     versions: Mapping[str, str],
     speed: str | None,
     proof: str | None,
-    owner: Owner | None,
 ) -> str:
     facts = [
         *_text_facts(state),
@@ -201,8 +197,6 @@ def _facts_table(
         ),
         ("step", f"{state.step:,} (epoch {state.epoch + 1})"),
     ]
-    if owner is not None:
-        facts.append(("owner", owner_on_card(owner)))
     if (loss := state.best_loss) is not None:
         facts.append(("best held-out loss", loss_in_words(state.data, loss)))
     facts += [(label, _value(state.config, key)) for key, label in SHOWN]

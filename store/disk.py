@@ -10,7 +10,7 @@ from pathlib import Path
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of a disk that has no hard links."""
-OF_RUN = re.compile(r"[0-9a-f]{32}(/|$)")
+OF_RUN = re.compile(r"snapshots(/|$)")
 """How the paths begin that may hold snapshots."""
 
 
@@ -57,11 +57,8 @@ def make_folders(root: Path, folder: Path) -> None:
         root.mkdir(exist_ok=True)
 
 
-def give_name(part: Path, target: Path, replaces: bool, is_claim: bool = False) -> None:
-    """Rename a file. Raises FileExistsError if there is one, unless it `replaces` that.
-
-    Several attempts may give one name to their claims: one of them succeeds.
-    """
+def give_name(part: Path, target: Path, replaces: bool) -> None:
+    """Rename a file. Raises FileExistsError if there is one, unless it `replaces` that."""
     if not replaces:
         try:
             os.link(part, target)
@@ -70,20 +67,6 @@ def give_name(part: Path, target: Path, replaces: bool, is_claim: bool = False) 
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-        if is_claim:
-            _reserve(part, target)
-            return
         if target.exists():
             raise FileExistsError(errno.EEXIST, "File exists", str(target))
     part.replace(target)
-
-
-def _reserve(part: Path, target: Path) -> None:
-    """Rename a file to a name that this process creates first, as an empty file."""
-    with open(target, "xb"):
-        pass
-    try:
-        part.replace(target)
-    except OSError:
-        target.unlink(missing_ok=True)
-        raise

@@ -29,7 +29,7 @@ from snapshot.disk.state import STATE, RunState, state_in
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import HubNoFile, HubNoRevision
-from store.latest import Latest, remote_step
+from store.latest import WRITTEN_BY_010, Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES
 from store.store import BRANCH, RemoteFile, Store, with_retries
 
@@ -52,13 +52,17 @@ class RepoContents:
     """What is wrong with its latest.json, if anything."""
     revision: str = BRANCH
     """The branch, tag or commit that was read."""
-    owner: Latest | None = None
-    """Its latest.json, also that of an owner that has not uploaded a snapshot yet."""
 
     @property
     def name(self) -> str:
         """Repo and commit, for messages."""
         return f"{self.hub.name}@{self.commit[:8]}".rstrip("@")
+
+    @property
+    def lack(self) -> str:
+        """A sentence for a repo without snapshots."""
+        reason = "" if self.fault is None else f": {self.fault}"
+        return f"there is no snapshot in {self.name}{reason}."
 
     def folders(self) -> list[str]:
         """Its snapshot folders, the one of latest.json first, then the newest first."""
@@ -69,6 +73,8 @@ class RepoContents:
 
         None if the repo belongs to a run, or is new.
         """
+        if self.fault is not None and WRITTEN_BY_010 in self.fault:
+            return f"{self.hub.key} cannot be used: {self.fault}, and name another store."
         if self.fault is not None:
             return (
                 f"{self.hub.key} cannot be used: {self.fault}, so no run of this project is known "
@@ -92,8 +98,7 @@ def read_repo(hub: Store, revision: str = BRANCH) -> RepoContents:
         latest = hub.latest(commit, files)
     except SnapshotError as error:
         return RepoContents(hub, commit, private, files, None, str(error), revision)
-    newest = latest if latest is not None and latest.has_snapshot else None
-    return RepoContents(hub, commit, private, files, newest, revision=revision, owner=latest)
+    return RepoContents(hub, commit, private, files, latest, revision=revision)
 
 
 def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
@@ -282,7 +287,7 @@ class NoneWhole(SnapshotError):
     def __init__(self, repo: RepoContents, faults: tuple[str, ...]) -> None:
         reasons = "; ".join(dict.fromkeys(faults))
         what = f"none of the snapshots in {repo.name} is whole: {reasons}."
-        super().__init__(what if faults else f"there is no snapshot in {repo.name}.")
+        super().__init__(what if faults else repo.lack)
         self.repo, self.faults = repo, faults
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import stat
@@ -39,8 +38,9 @@ from store.errors import (
     short_text,
     translate,
 )
-from store.files import ALIVE, LARGEST_JSON_BYTES, OWNER, PARTIAL, Files
+from store.files import PARTIAL, Files
 from store.http import hub_api
+from store.latest import FOLDER, SNAPSHOTS
 from store.store import BRANCH, PREFIX, RemoteFile, Transfer
 from store.waiting import transfer as waiting_for
 
@@ -220,27 +220,6 @@ class FileSystem(Files):
                 with suppress(OSError):
                     folder.rmdir()
 
-    def claim(self, run_id: str, takes_over: bool = False) -> str:
-        """The run that uploads here, as owner.json names it."""
-        content = json.dumps({"run_id": run_id}).encode()
-        try:
-            self._write(OWNER, BytesIO(content), replaces=takes_over)
-            return run_id
-        except HubExists:
-            with suppress(ValueError, AttributeError):
-                return str(json.loads(self.read("", OWNER, LARGEST_JSON_BYTES)).get("run_id"))
-            return ""
-
-    creates_files = True
-
-    def create_file(self, path: str, content: bytes) -> bool:
-        """Create a file; False if there is one. S3 without conditional requests looks first."""
-        try:
-            self._write(path, BytesIO(content), replaces=False)
-        except HubExists:
-            return False
-        return True
-
     def _bucket_id(self) -> str:
         return "/".join(self._root.split("/")[1:3])
 
@@ -305,15 +284,13 @@ class FileSystem(Files):
         """A file appears under its name when all of it is on the disk."""
         self.head()  # an unmounted disk is an error, and never a new folder
         target, digest, size = Path(self._at(path)), hashlib.sha256(), 0
-        is_claim = "/" not in path
-        if is_claim:  # several attempts may write it at once
-            part = target.with_name(f"{PARTIAL}-{uuid.uuid4().hex[:8]}")
-        else:
-            # An attempt writes its signs of life from another thread than the rest.
-            partial_name = f"{PARTIAL}-alive" if target.name == ALIVE else PARTIAL
-            part = Path(self._at("/".join((*path.split("/")[:2], partial_name))))
-            self._ask(partial(make_folders, Path(self._root), target.parent))
-            self._ask(partial(part.unlink, missing_ok=True))
+        match = FOLDER.fullmatch(path)
+        if match is not None:  # an attempt's own; the next file has the same name meanwhile
+            part = Path(self._at(f"{SNAPSHOTS}/{PARTIAL}{match[3]}"))
+        else:  # several attempts may write it at once
+            part = Path(self._at(f"{PARTIAL}{uuid.uuid4().hex[:8]}"))
+        self._ask(partial(make_folders, Path(self._root), target.parent))
+        self._ask(partial(part.unlink, missing_ok=True))
         try:
             opened = cast(BinaryIO, self._ask(partial(open, part, "xb")))
             try:
@@ -324,9 +301,9 @@ class FileSystem(Files):
                 self._ask(partial(os.fsync, opened.fileno()))
             finally:
                 self._ask(opened.close)
-            self._ask(partial(give_name, part, target, replaces, is_claim))
+            self._ask(partial(give_name, part, target, replaces))
         except BaseException:
-            if is_claim:  # other parts are written again under the same name
+            if match is None:
                 with suppress(HubError):
                     self._ask(partial(part.unlink, missing_ok=True))
             raise

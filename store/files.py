@@ -1,12 +1,12 @@
-"""A store of plain files, without commits: snapshots go one by one.
+"""A store of plain files, without commits: a folder of a disk, of S3, of a bucket of the Hub.
 
-<run>/<attempt>/step-00001000/...     a snapshot; it counts when its manifest.json is there
-<run>/<attempt>/metrics/... events.jsonl best.json alive.json
-owner.json                            the run that uploads, if the store creates files atomically
-owner-00000003.json                   its third owner, with hub.standby
+snapshots/step-00001000-3f2a1b2c/...    a snapshot, with its attempt's id; whole when it has its
+                                        manifest.json
+latest.json                             the newest one, its run, attempt and generation
+metrics/... events.jsonl                the run's records (store/records.py)
 
-Such a store cannot change several files at once. So each attempt writes to a folder of its own, and
-a snapshot's manifest.json comes last.
+Such a store cannot change several files at once, so the order is what makes an upload safe:
+contents, manifest.json, latest.json, then deletions.
 """
 
 from __future__ import annotations
@@ -14,40 +14,20 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from snapshot.disk.files import (
-    LARGEST_STEP,
-    MANIFEST,
-    SYSTEM_FILES,
-    manifest_entries,
-    manifest_sha256,
-    read_json,
-)
+from snapshot.disk.files import MANIFEST, SYSTEM_FILES, entries_in, parse_json
+from snapshot.disk.state import STATE, state_in
 from snapshot.errors import SnapshotError
-from store.latest import Latest, best_in, remote_step
+from store.latest import FOLDER, LATEST, Latest, folders_in, remote_step
 from store.store import RemoteFile, Store, Transfer
 
-ATTEMPT = r"[0-9a-f]{32}/[0-9a-f]{32}"
-"""A run and an attempt."""
-FOLDER = re.compile(rf"({ATTEMPT}/step-[0-9]{{8,13}})/[^/]+")
-BEST = "best.json"
-PARTIAL = ".partial"
-"""On a disk, the file that gets its name when all of it is there."""
-ALIVE = "alive.json"
-"""The signs of life of an attempt: store/files_ownership.py."""
-RECORDS = re.compile(
-    rf"({ATTEMPT})/(metrics/from-[0-9]{{8,13}}\.jsonl|events\.jsonl|best\.json|alive\.json|"
-    r"\.partial(?:-alive)?)"
-)
-OWNER = "owner.json"
-CLAIM_PART = re.compile(r"\.partial-[0-9a-f]{8}")
-"""On a disk, a claim that an attempt was killed while writing."""
-CLAIM = re.compile(r"owner-([0-9]{8})(?:-[0-9a-f]{8})?\.json")
-"""The claim of an attempt that owns the run; of the numbers, the highest counts."""
+PARTIAL = ".partial-"
+"""On a disk, how a file is called until all of it is there."""
+RECORDS = re.compile(r"metrics/from-[0-9]{8,13}\.jsonl|events\.jsonl|proof\.json")
 LARGEST_JSON_BYTES = 4 << 20
+PARTS = re.compile(r"(snapshots/)?\.partial-[0-9a-z]{1,8}")
 
 
 class Files(Store):
@@ -72,7 +52,7 @@ class Files(Store):
 
     @abstractmethod
     def put(self, files: Mapping[str, bytes]) -> None:
-        """Write small files, which may exist."""
+        """Write small files, which may exist, in that order."""
 
     @abstractmethod
     def delete(self, paths: Collection[str]) -> None:
@@ -81,78 +61,40 @@ class Files(Store):
         Raises HubRefused for a file that the store keeps: the others are still deleted later.
         """
 
-    def claim(self, run_id: str, takes_over: bool = False) -> str:
-        """The run that uploads here: that one, if there is none yet or it takes over.
-
-        A store that cannot create a file at once cannot tell, and returns that one.
-        """
-        return run_id
-
-    creates_files = False
-    """Whether `create_file` can tell that it was first."""
-
-    def create_file(self, path: str, content: bytes) -> bool:
-        """Create a small file at the top; False if there is one. Only where `creates_files`."""
-        raise NotImplementedError
-
-    def folders(self, files: Iterable[str], latest: Latest | None) -> list[str]:
-        """The whole snapshots of the run of `latest`, of all its attempts, the newest first."""
-        found = whole_snapshots(files)
-        return [folder for folder in found if latest is None or run_of(folder) == latest.run_id]
-
     def foreign_file(self, files: Iterable[str]) -> str | None:
-        """A file that no run uploaded, and no file manager created."""
-        known = (FOLDER, RECORDS, CLAIM, CLAIM_PART)
-        for path in sorted(files):
-            is_known = path == OWNER or any(pattern.fullmatch(path) for pattern in known)
+        """A file that no run uploaded, and no file manager created.
+
+        Records count as a run's only beside its snapshots or latest.json.
+        """
+        known = {path for path in files if FOLDER.fullmatch(path) or path == LATEST}
+        for path in sorted(set(files) - known):
+            is_known = PARTS.fullmatch(path) or (known and RECORDS.fullmatch(path))
             if not (is_known or SYSTEM_FILES.fullmatch(path.rpartition("/")[2])):
                 return path
         return None
 
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
-        """The newest whole snapshot, as `latest.json` of a repo names it.
+        """`latest.json`; without one, what it would say of the newest whole snapshot.
 
-        Raises SnapshotError if it has no manifest of this project.
+        A run's first upload may be cut off before that file. Raises as `Store.latest` does.
         """
-        for folder in whole_snapshots(files)[:1]:
-            try:
-                return self._described(commit, files, folder)
-            except SnapshotError:  # perhaps damaged in transit
-                return self._described(commit, files, folder)
-        return None
+        found = super().latest(commit, files)
+        folders = [] if LATEST in files else folders_in(files)
+        return self._described(commit, files, folders[0]) if folders else found
 
     def _described(self, commit: str, files: Mapping[str, RemoteFile], folder: str) -> Latest:
-        run, attempt, _ = folder.split("/")
-        wanted = (f"{folder}/{MANIFEST}", f"{run}/{attempt}/{BEST}")
-        small = {path: files[path] for path in wanted if path in files}
-        if any(file.size > LARGEST_JSON_BYTES for file in small.values()):
-            raise SnapshotError(f"{folder} of {self.name} has a file that is too large")
-        with TemporaryDirectory() as place:
-            self.download_all(commit, small, Path(place))
-            try:
-                manifest_entries(Path(place) / folder)
-            except SnapshotError as error:
-                raise SnapshotError(str(error).replace(place, self.name)) from error
-            digest = manifest_sha256(Path(place) / folder)
-            best = None
-            with suppress(SnapshotError):
-                best = best_in(read_json(Path(place) / run / attempt / BEST))
-        best_step, best_loss = best or (0, None)
-        latest = Latest(
-            run,
-            attempt,
-            remote_step(folder),
-            folder,
-            digest,
-            best_step=best_step,
-            best_loss=best_loss,
-        )
-        steps = {remote_step(one) for one in self.folders(files, latest)}
-        return latest if latest.best_step in steps else latest.without_best()
+        small = [f"{folder}/{name}" for name in (MANIFEST, STATE)]
+        if any(path not in files or files[path].size > LARGEST_JSON_BYTES for path in small):
+            raise SnapshotError(f"{folder} of {self.name} lacks a small file, or has a large one")
+        manifest, content = self.read_all(commit, small, LARGEST_JSON_BYTES)
+        entries_in(parse_json(manifest, small[0]), f"{small[0]} of {self.name}")
+        state = state_in(parse_json(content, small[1]), f"{small[1]} of {self.name}")
+        digest = sha256(manifest).hexdigest()
+        return Latest(state.run_id, state.attempt_id, 1, remote_step(folder), folder, digest)
 
-    def attempt_prefix(self, folder: str) -> str:
-        """`<run>/<attempt>/`: each attempt has a folder of its own."""
-        return f"{folder.rpartition('/')[0]}/"
+    def has_best(self, latest: Latest, files: Mapping[str, RemoteFile]) -> bool:
+        """Whether a snapshot of the best step is among files."""
+        return latest.best_step in map(remote_step, folders_in(files))
 
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file to `folder`, under its own path."""
@@ -162,20 +104,3 @@ class Files(Store):
             raise SnapshotError(f"{path} is not in {self.title} any more")
         self.download_all(commit, {path: found[path]}, folder, again)
         return folder / path
-
-
-def snapshot_folders(paths: Iterable[str]) -> set[str]:
-    """The folders of snapshots among the paths of a store, whole or not."""
-    return {match[1] for path in paths if (match := FOLDER.fullmatch(path))}
-
-
-def whole_snapshots(paths: Iterable[str]) -> list[str]:
-    """The folders among the paths of a store that have a manifest, the newest first."""
-    folders = snapshot_folders(path for path in paths if path.endswith(f"/{MANIFEST}"))
-    usable = (folder for folder in folders if remote_step(folder) <= LARGEST_STEP)
-    return sorted(usable, key=lambda folder: (remote_step(folder), folder), reverse=True)
-
-
-def run_of(folder: str) -> str:
-    """The run of `<run>/<attempt>/step-00000100`."""
-    return folder.partition("/")[0]

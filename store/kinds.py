@@ -1,7 +1,6 @@
 """The kinds of stores, by the beginnings of their URLs; and what a name on the command line means.
 
-Another kind is a row in `KINDS`: its `Store`, the `Attempt` that uploads to it, and
-`Ownership`.
+Another kind is a row in `KINDS`: its `Store`, and the `Attempt` that uploads to it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ from snapshot.disk.files import visible
 from snapshot.errors import SnapshotError
 from store.file_system import BUCKETS, FileSystem
 from store.files_attempt import FilesAttempt
-from store.files_ownership import FilesOwnership
-from store.ownership import Ownership
 from store.repo import REPO_ID, Hub
 from store.repo_attempt import RepoAttempt
-from store.repo_ownership import RepoOwnership
 from store.store import BRANCH, PREFIX, Attempt, Store, UploadTarget
 
 NAMED_FILES = re.compile(
@@ -39,12 +35,10 @@ class Kind:
     """From its URL and a timeout in seconds."""
     attempt: Callable[[Any, UploadTarget, Notify], Attempt]
     """The uploads to such a store; sentences for the user go to the last argument."""
-    ownership: Callable[[Any], Ownership]
-    """Who owns the run of such a store."""
 
 
-FILES = Kind(FileSystem, FilesAttempt, FilesOwnership)
-REPO = Kind(lambda url, timeout: Hub(url.removeprefix(PREFIX), timeout), RepoAttempt, RepoOwnership)
+FILES = Kind(FileSystem, FilesAttempt)
+REPO = Kind(lambda url, timeout: Hub(url.removeprefix(PREFIX), timeout), RepoAttempt)
 KINDS = {BUCKETS: FILES, PREFIX: REPO, "": FILES}  # the first beginning that a URL has
 
 
@@ -56,11 +50,6 @@ def open_store(url: str, timeout: float = 60.0) -> Store:
 def begin_attempt(target: UploadTarget, notify: Notify) -> Attempt:
     """The uploads of an attempt to its store."""
     return _kind_of(target.hub.url).attempt(target.hub, target, notify)
-
-
-def ownership_of(store: Store) -> Ownership:
-    """Who owns the run of a store."""
-    return _kind_of(store.url).ownership(store)
 
 
 def _kind_of(url: str) -> Kind:

@@ -1,23 +1,31 @@
-"""`latest.json`: the newest snapshot of a repo, and the run and attempt that it belongs to."""
+"""`latest.json`: the newest snapshot of a store, and the run and attempt that it belongs to."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
-from snapshot.disk.files import LARGEST_STEP, MANIFEST, SNAPSHOT_NAME, parse_json
+from snapshot.disk.files import LARGEST_STEP, MANIFEST, parse_json
 from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SNAPSHOTS = "snapshots"
-"""The folder of a repo that holds its snapshots."""
+"""The folder of a store that holds its snapshots."""
+FOLDER = re.compile(rf"({SNAPSHOTS}/step-([0-9]{{8,13}})-([0-9a-z]{{1,8}}))/[^/]+")
+"""A file of a snapshot: its folder, the step, and the beginning of the attempt's id."""
+LARGEST_GENERATION = 10**9
 BEST = "best/"
 """The folder of a repo with the snapshot that has the lowest held-out loss."""
+WRITTEN_BY_010 = "was written by 0.1.0: train on from its weights"
+LONGEST_NAME = 80
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 @dataclass(frozen=True)
@@ -26,95 +34,64 @@ class Latest:
 
     run_id: str
     attempt_id: str
+    generation: int
+    """Of several attempts, the one with the highest generation owns the run."""
     step: int
     folder: str
     manifest_sha256: str
+    machine: str = ""
+    """The name of the attempt's machine."""
+    time: str = ""
+    """When this was written, UTC by that machine's clock. Nothing is decided by it."""
     commits: int = 0
     """Commits since the last squash of the history."""
     best_step: int = 0
-    """The step of the snapshot in `best/`; 0 if there is none."""
+    """The step of the best snapshot; 0 if there is none."""
     best_loss: float | None = None
     """Its held-out loss, nats per token."""
-    heartbeat: int = 0
-    """Counts the commits of the attempt, so that each of them changes this file."""
-    silence_seconds: int = 3600
-    """While the attempt lives, it commits again within so many seconds; 0: it has ended."""
-    machine: str = ""
-    """The name of the attempt's machine."""
-    since: str = ""
-    """When the attempt became the owner; this and `seen` are UTC, by that machine's clock."""
-    seen: str = ""
-    """When this was written."""
-    ended: str = ""
-    """How the attempt has ended, a key of `store.ownership.ENDS`; empty while it trains."""
-    alive_seconds: int = 0
-    """While the attempt lives, its tag changes within so many seconds; 0: it has no tag."""
-
-    @property
-    def has_snapshot(self) -> bool:
-        """False if an attempt has only announced that it trains."""
-        return self.step > 0
 
     def without_best(self) -> Latest:
         """The same, where there is no best snapshot."""
         return replace(self, best_step=0, best_loss=None)
 
     def is_same_upload(self, other: Latest | None) -> bool:
-        """Whether both are of one upload, whatever else has been committed since."""
-        return other is not None and self == replace(
-            other,
-            commits=self.commits,
-            heartbeat=self.heartbeat,
-            silence_seconds=self.silence_seconds,
-            since=self.since,
-            seen=self.seen,
-            ended=self.ended,
-            alive_seconds=self.alive_seconds,
+        """Whether both are of one upload. Its folder names the step and the attempt."""
+        if other is None or self.attempt_id != other.attempt_id:
+            return False
+        return (self.folder, self.manifest_sha256) == (other.folder, other.manifest_sha256)
+
+
+def read_latest(file: bytes, name: str) -> Latest:
+    """Check the content of `latest.json`, which is untrusted input, of the store of that name.
+
+    Raises SnapshotError if it is not valid.
+    """
+    content = parse_json(file, f"{LATEST} of {name}")
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version == 1 and "attempt_id" in content:
+        raise SnapshotError(f"{name} {WRITTEN_BY_010} with model.pretrained={name}")
+    if version is not None and version != FORMAT_VERSION:
+        raise SnapshotError(
+            f"{LATEST} of {name} has format version {version!r:.40}; this program reads "
+            f"version {FORMAT_VERSION}"
         )
-
-
-NOT_IN_OLDER_FILES = {
-    "format_version": FORMAT_VERSION,
-    "best_step": 0,
-    "best_loss": None,
-    "heartbeat": 0,
-    "silence_seconds": 3600,
-    "machine": "",
-    "since": "",
-    "seen": "",
-    "ended": "",
-    "alive_seconds": 0,
-}
-LONGEST_SILENCE_SECONDS = 24 * 3600
-"""A longer announcement counts as this."""
-
-
-def read_latest(file: bytes, repo_id: str) -> Latest:
-    """Check the content of `latest.json`. Raises SnapshotError if it is not valid."""
-    content = parse_json(file, f"{LATEST} of {repo_id}")
-    if isinstance(content, dict):
-        content = {**NOT_IN_OLDER_FILES, **content}
-        if (version := content["format_version"]) != FORMAT_VERSION:
-            raise SnapshotError(
-                f"{LATEST} of {repo_id} has format version {version!r:.40}; this program reads "
-                f"version {FORMAT_VERSION}"
-            )
     names = {entry.name: entry.type for entry in fields(Latest)}
-    valid = isinstance(content, dict) and set(content) >= set(names)
+    kinds = {"str": (str,), "int": (int,), "float | None": (float, type(None))}
+    valid = version is not None and set(content) >= set(names)
     if valid:
-        kinds = {"str": (str,), "int": (int,), "float | None": (float, type(None))}
-        valid = all(type(content[name]) in kinds[str(kind)] for name, kind in names.items())
+        valid = all(type(content[field]) in kinds[str(kind)] for field, kind in names.items())
+    if valid:
+        match = FOLDER.fullmatch(f"{content['folder']}/{MANIFEST}")
+        valid = match is not None and int(match[2]) == content["step"] <= LARGEST_STEP
         valid = valid and bool(content["run_id"] and content["attempt_id"])
-        valid = valid and min(content["silence_seconds"], content["alive_seconds"]) >= 0
-    if valid:
-        name = SNAPSHOT_NAME.fullmatch(content["folder"].removeprefix(f"{SNAPSHOTS}/"))
-        valid = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP
+        valid = valid and 0 < content["generation"] <= LARGEST_GENERATION
     if not valid or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
-        raise SnapshotError(f"{LATEST} of {repo_id} is not one of this project's")
-    latest = Latest(**{name: content[name] for name in names})
+        raise SnapshotError(f"{LATEST} of {name} is not one of this project's")
+    latest = Latest(**{field: content[field] for field in names})
     if best_in({"step": latest.best_step, "loss": latest.best_loss}) is None:
         latest = latest.without_best()
-    return replace(latest, silence_seconds=min(latest.silence_seconds, LONGEST_SILENCE_SECONDS))
+    written = latest.time if TIME.fullmatch(latest.time) else ""
+    return replace(latest, machine=machine_name(latest.machine), time=written)
 
 
 def latest_as_bytes(latest: Latest) -> bytes:
@@ -137,19 +114,39 @@ def best_in(content: object) -> tuple[int, float] | None:
     return (step, float(loss)) if valid else None
 
 
+def remote_folder(step_name: str, attempt_id: str) -> str:
+    """The folder in a store for a snapshot of that name; no other attempt writes there."""
+    return f"{SNAPSHOTS}/{step_name}-{attempt_id[:8]}"
+
+
+def snapshot_folders(paths: Iterable[str]) -> set[str]:
+    """The snapshot folders among the paths of a store, whole or not."""
+    matches = (match for path in paths if (match := FOLDER.fullmatch(path)))
+    return {match[1] for match in matches if int(match[2]) <= LARGEST_STEP}
+
+
 def folders_in(paths: Iterable[str]) -> list[str]:
-    """The snapshot folders among the paths of a repo, newest first: those with a manifest."""
-    found = set()
-    for path in paths:
-        top, _, rest = path.partition("/")
-        name, _, file = rest.partition("/")
-        if top == SNAPSHOTS and SNAPSHOT_NAME.fullmatch(name) and file == MANIFEST:
-            found.add(f"{SNAPSHOTS}/{name}")
-    return sorted(found, key=remote_step, reverse=True)
+    """The snapshot folders among the paths of a store that have a manifest, newest first."""
+    found = snapshot_folders(path for path in paths if path.endswith(f"/{MANIFEST}"))
+    return sorted(found, key=lambda folder: (remote_step(folder), folder), reverse=True)
 
 
 def remote_step(folder: str) -> int:
-    """The step of a path that ends in `/step-00000100`."""
-    match = SNAPSHOT_NAME.fullmatch(folder.rpartition("/")[2])
-    assert match is not None, folder
-    return int(match[1])
+    """The step of `snapshots/step-00000100-3f2a1b2c`."""
+    return int(folder.split("-")[1])
+
+
+def attempt_in(folder: str) -> str:
+    """The beginning of the attempt's id in `snapshots/step-00000100-3f2a1b2c`."""
+    return folder.rpartition("-")[2]
+
+
+def machine_name(name: str) -> str:
+    """A machine's name in letters that mean nothing in a table of Markdown."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[:LONGEST_NAME]
+
+
+def utc(seconds: float | None = None) -> str:
+    """A time, by default now, as in '2026-11-27T10:31:04Z'."""
+    seconds = time.time() if seconds is None else seconds
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -93,18 +93,17 @@ def _as_named(entries: Entries | None, files: Mapping[str, RemoteFile], inside: 
 def folders_to_delete(
     files: Iterable[str], latest: Latest, before: Latest | None, keep: int
 ) -> list[str]:
-    """Folders of snapshots beyond the newest `keep`, and one of the same step.
+    """Folders of whole snapshots beyond the newest `keep`, of which `latest` is one.
 
-    Snapshots of later steps stay: the run skipped them, or returned to an earlier step. All stay if
-    there was no latest.json to tell which run they belong to.
+    Snapshots of later steps stay: another attempt took them. All stay if there was no latest.json
+    to tell which run they belong to, and none of another run that was taken over.
     """
+    others = [folder for folder in folders_in(files) if folder != latest.folder]
     if before is None:
         return []
-    folders = folders_in(files)
     if before.run_id != latest.run_id:
-        return folders
-    pruned = [folder for folder in folders if remote_step(folder) < latest.step][keep - 1 :]
-    return [*pruned, latest.folder]
+        return others
+    return [folder for folder in others if remote_step(folder) <= latest.step][keep - 1 :]
 
 
 def weights_in_another_split(

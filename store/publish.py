@@ -1,15 +1,16 @@
 """One commit of a run's repo: it adds a snapshot, and deletes those that are pruned.
 
-snapshots/step-00001000/...                      the newest snapshots
+snapshots/step-00001000-3f2a1b2c/...             the newest snapshots, with their attempt's id
 config.json model.safetensors tokenizer*.json    the newest one again, for from_pretrained
 best/...                                         the one with the lowest held-out loss
-latest.json                                      the newest step, its run and its attempt
+latest.json                                      the newest step, run, attempt, generation
 README.md curves.png                             the model card
 metrics/... events.jsonl                         the run's records (store/records.py)
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +23,7 @@ from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, ver
 from snapshot.disk.model import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from store.errors import HubError, HubRefused
-from store.latest import BEST, LATEST, SNAPSHOTS, Latest, latest_as_bytes
-from store.ownership import Owner, utc
+from store.latest import BEST, LATEST, Latest, latest_as_bytes, machine_name, remote_folder, utc
 from store.pruning import WEIGHTS, Manifests, folders_to_delete, weights_in_another_split
 from store.records import replaced_segments
 from store.repo import OWN_FILES, Hub
@@ -47,12 +47,11 @@ def latest_for(
     upload: Upload,
     run_id: str,
     attempt_id: str,
+    generation: int,
     commits: int,
     before: Latest | None,
-    silence_seconds: int,
-    owner: Owner | None = None,
 ) -> Latest:
-    """`latest.json` for an upload on top of `before`; `owner` is the attempt, as others see it.
+    """`latest.json` for an upload on top of `before`.
 
     Raises OSError if the snapshot no longer exists.
     """
@@ -61,25 +60,18 @@ def latest_for(
         best_step, best_loss = upload.best.step, upload.best.loss
     elif before is not None and before.run_id == run_id:
         best_step, best_loss = before.best_step, before.best_loss
-    is_ours = before is not None and before.attempt_id == attempt_id
-    heartbeat = before.heartbeat if before is not None and is_ours else 0
-    alive = before.alive_seconds if before is not None and is_ours and not upload.ended else 0
     return Latest(
         run_id=run_id,
         attempt_id=attempt_id,
+        generation=generation,
         step=upload.step,
-        folder=f"{SNAPSHOTS}/{upload.folder.name}",
+        folder=remote_folder(upload.folder.name, attempt_id),
         manifest_sha256=manifest_sha256(upload.folder),
+        machine=machine_name(platform.node()),
+        time=utc(),
         commits=commits,
         best_step=best_step,
         best_loss=best_loss,
-        heartbeat=1 + heartbeat,
-        silence_seconds=silence_seconds,
-        machine="" if owner is None else owner.machine,
-        since="" if owner is None else owner.since,
-        seen="" if owner is None else utc(),
-        ended=upload.ended,
-        alive_seconds=alive,
     )
 
 
@@ -228,7 +220,7 @@ def _refuse_to_overwrite(
     added: Iterable[huggingface_hub.CommitOperationAdd],
 ) -> None:
     """Raise HubRefused if files are there that no latest.json says to be a run's."""
-    theirs = files.keys() - OWN_FILES - {LATEST}  # an owner without a snapshot has that
+    theirs = files.keys() - OWN_FILES
     if others := sorted({one.path_in_repo for one in added} & theirs):
         raise HubRefused(
             f"{hub.repo_id} holds {others[0]} and no {LATEST}, so no run of this project is known "

@@ -72,24 +72,23 @@ def fetch_records(repo: RepoContents, step: int, folder: Path) -> Records:
     Raises SnapshotError for a file that is too large or not the one that the repo lists, HubError
     and OSError if a download fails.
     """
-    prefix = "" if repo.latest is None else repo.hub.attempt_prefix(repo.latest.folder)
-    there = {path.removeprefix(prefix) for path in repo.files if path.startswith(prefix)}
-    found = {first: path for first, path in segments_in(there).items() if first <= step}
-    totals = accumulate(repo.files[prefix + path].size for path in reversed(found.values()))
+    found = {first: path for first, path in segments_in(repo.files).items() if first <= step}
+    totals = accumulate(repo.files[path].size for path in reversed(found.values()))
     count = sum(total <= MOST_METRICS_BYTES for total in totals)
     newest = list(found)[-max(1, count) :]
     begin = 1 if len(newest) == len(found) else newest[0]
-    paths = [found[first] for first in newest] + [EVENTS] * (EVENTS in there)
-    files = {prefix + path: repo.files[prefix + path] for path in paths}
+    paths = [found[first] for first in newest] + [EVENTS] * (EVENTS in repo.files)
+    files = {path: repo.files[path] for path in paths}
     for path, file in files.items():
-        if file.size > LARGEST_BYTES[path.removeprefix(prefix).partition("/")[0]]:
+        if file.size > LARGEST_BYTES[path.partition("/")[0]]:
             raise SnapshotError(f"{path} of {repo.name} has {file.size:,} bytes")
     repo.hub.download_all(repo.commit, files, folder)
     for path, file in files.items():
         if not _is_as_listed(folder / path, file):
             raise SnapshotError(f"{path} of {repo.name} was damaged on its way")
     here = [folder / path for path in files]
-    return Records(here[:-1], begin, here[-1]) if EVENTS in there else Records(here, begin, None)
+    has_events = EVENTS in repo.files
+    return Records(here[:-1] if has_events else here, begin, here[-1] if has_events else None)
 
 
 def _is_as_listed(path: Path, file: RemoteFile) -> bool:

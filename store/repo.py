@@ -19,10 +19,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from snapshot.disk.files import MANIFEST
-from snapshot.errors import DiskFault, SnapshotError, is_full
+from snapshot.errors import DiskFault, is_full
 from store.errors import HubMissing, HubNoFile, HubNoRevision, HubRefused, translate_errors
 from store.http import OnHub
-from store.latest import BEST, LATEST, Latest, folders_in, read_latest
+from store.latest import BEST, LATEST, Latest
 from store.store import BRANCH, RemoteFile, Transfer
 from store.waiting import at_once
 from store.xet import NoXet, is_available
@@ -31,12 +31,9 @@ MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
 OWN_FILES = {"README.md", ".gitattributes"}
 """Files that a repo may hold before a run uploads to it."""
-OWN_TITLES = re.compile(r"Snapshot of step \d|Step \d+ is the newest|initial commit", re.IGNORECASE)
+OWN_TITLES = re.compile(r"Snapshot of step \d|initial commit", re.IGNORECASE)
 """How the titles of a run's commits begin, and that of the Hub."""
-LARGEST_LATEST_BYTES = 10_000
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-ALIVE = re.compile(r"alive-(\w+)-([0-9]{1,12})")
-"""A tag that an owner replaces to show that it lives: the attempt, and seconds since 1970."""
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
 LARGE_BYTES = 5 << 20
 """The Hub takes at most 10 MB into git itself."""
@@ -54,14 +51,6 @@ class Hub(OnHub):
     def key(self) -> str:
         """The configuration key and value that name it."""
         return f"hub.repo_id={self.repo_id}"
-
-    def folders(self, files: Iterable[str], latest: Latest | None) -> list[str]:
-        """The snapshot folders among files, the one of `latest` first, then the newest first."""
-        found = folders_in(files)
-        if latest is not None and latest.folder in found:
-            found.remove(latest.folder)
-            found.insert(0, latest.folder)
-        return found
 
     def foreign_file(self, files: Iterable[str]) -> str | None:
         """A file that no run uploaded; None if the files are a run's, or none."""
@@ -104,24 +93,9 @@ class Hub(OnHub):
             if isinstance(entry, huggingface_hub.RepoFile)
         }
 
-    def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
-        """`latest.json` of a commit that holds `files`; None if it is not among them.
-
-        It names a best snapshot only where that is among them.
-        Raises SnapshotError if it is not a `latest.json` of this project.
-        """
-        if LATEST not in files:
-            return None
-        if files[LATEST].size > LARGEST_LATEST_BYTES:
-            raise SnapshotError(f"{LATEST} of {self.repo_id} has {files[LATEST].size:,} bytes")
-        try:
-            latest = self._read_latest(commit)
-        except SnapshotError:  # perhaps damaged in transit
-            latest = self._read_latest(commit)
-        return latest if f"{BEST}{MANIFEST}" in files else latest.without_best()
-
-    def _read_latest(self, commit: str) -> Latest:
-        return read_latest(self.read(commit, LATEST, LARGEST_LATEST_BYTES), self.repo_id)
+    def has_best(self, latest: Latest, files: Mapping[str, RemoteFile]) -> bool:
+        """Whether the best snapshot is among files: it is a second copy."""
+        return f"{BEST}{MANIFEST}" in files
 
     def read(self, commit: str, path: str, most: int) -> bytes:
         """A small file, of which at most `most` bytes are read. It needs no place on a disk."""
@@ -235,24 +209,17 @@ class Hub(OnHub):
     def refs(self) -> dict[str, str]:
         """The commits of all tags, of all branches but `main`, and of pull requests.
 
-        By `tags/name`, `heads/name`, `pr/1`. Not those of tags that only show that an owner lives.
+        By `tags/name`, `heads/name`, `pr/1`.
         """
-        refs = self._all_refs()
-        refs.pop(f"heads/{BRANCH}", None)
-        return {name: one for name, one in refs.items() if not ALIVE.fullmatch(_tag_of(name))}
-
-    def alive_tags(self) -> list[str]:
-        """The tags with which owners show that they live. Raises HubUnsupported without tags."""
-        return [_tag_of(name) for name in self._all_refs() if ALIVE.fullmatch(_tag_of(name))]
-
-    def _all_refs(self) -> dict[str, str]:
         with translate_errors(self.repo_id, BRANCH):
             try:
                 found = self._api.list_repo_refs(self.repo_id, include_pull_requests=True)
             except KeyError:  # of a server that has no pull requests
                 found = self._api.list_repo_refs(self.repo_id)
         all_refs = (*found.tags, *found.branches, *found.converts, *(found.pull_requests or ()))
-        return {one.ref.removeprefix("refs/"): one.target_commit for one in all_refs}
+        refs = {one.ref.removeprefix("refs/"): one.target_commit for one in all_refs}
+        refs.pop(f"heads/{BRANCH}", None)
+        return refs
 
     def tag(self, name: str, commit: str, replace: bool) -> None:
         """Give a commit a tag. With `replace`, the tag is there and moves."""
@@ -260,11 +227,6 @@ class Hub(OnHub):
             if replace:
                 self._api.delete_tag(self.repo_id, tag=name)
             self._api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
-
-    def untag(self, name: str) -> None:
-        """Delete a tag."""
-        with translate_errors(self.repo_id, BRANCH):
-            self._api.delete_tag(self.repo_id, tag=name)
 
     def delete_contents(self, digests: Collection[str]) -> None:
         """Delete large files for good, in all commits, by their SHA-256. The commits stay."""
@@ -313,11 +275,6 @@ def _lfs_file(digest: str) -> huggingface_hub.hf_api.LFSFileInfo:
     return huggingface_hub.hf_api.LFSFileInfo(
         fileOid=digest, filename="", oid=digest, pushedAt=pushed_at, size=0
     )
-
-
-def _tag_of(ref: str) -> str:
-    """The name of a tag, `tags/name`; empty for another ref."""
-    return ref.removeprefix("tags/") if ref.startswith("tags/") else ""
 
 
 def _digest(oid: str) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
-
-import huggingface_hub  # imports the rest at its first use
 
 from snapshot.disk.files import folder_name
 from snapshot.errors import SnapshotError
 from store.errors import HubConflict, HubError, HubNoRevision, HubRefused, HubUnsupported
-from store.fence import Clock, Fence, Fenced, Held, Pulse
+from store.fence import Behind, Fenced
 from store.fetch import read_repo
-from store.latest import LATEST, Latest, latest_as_bytes
+from store.latest import Latest
 from store.pruning import Manifests
 from store.publish import BestCheck, latest_for, publish
 from store.repo import Hub
@@ -26,38 +22,19 @@ STORAGE_IS_FULL = ("HTTP 402", "HTTP 403", "HTTP 413", "HTTP 507")
 class RepoAttempt:
     """Uploads the snapshots of one attempt, one at a time. Not thread-safe."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        target: UploadTarget,
-        notify: Callable[[str], None],
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, hub: Hub, target: UploadTarget, notify: Callable[[str], None]) -> None:
         """`notify` receives sentences for the user."""
         self._hub, self._policy, self._notify = hub, target.policy, notify
         self._run_id, self._attempt_id = target.run_id, target.attempt_id
-        self._ended_attempts = frozenset(target.ended_attempts)
-        self._fence = Fence(
-            hub.repo_id,
-            target.run_id,
-            {target.attempt_id, *target.ended_attempts},
-            target.known_latest,
-            target.policy.takeover,
-            notify,
-            clock,
-        )
-        self._pulse, self._clock = Pulse(clock), clock
-        self._owner = target.owner
-        if target.hold is not None and target.known_latest is not None:  # it owns the repo already
-            self._pulse.committed(target.known_latest.silence_seconds, clock())
+        self._fence = target.fence
         self.repo_was_read = target.repo_was_read
         self._best_check = BestCheck(notify)
         self._unneeded: frozenset[str] = frozenset()
         """Large files that our last commit removed."""
         self._head: str | None = None
         """Our last commit; None if it is unknown whether it is the newest."""
-        self._latest = target.known_latest
-        """The `latest.json` of that commit, and before there is one, what the start found."""
+        self._known = self._latest = target.known_latest
+        """The `latest.json` that the start found; and the one of our last commit, once there is."""
         self._commits = 0 if self._latest is None else self._latest.commits
         self._records, self._recorded_step = target.records, 0
         """The step up to which this attempt has uploaded the records."""
@@ -68,13 +45,12 @@ class RepoAttempt:
     def upload(self, upload: Upload) -> Transfer:
         """Upload a snapshot, unless the repo has it; returns what was sent.
 
-        Raises Fenced, Held, HubError, and SnapshotError and OSError as `publish` does.
+        Raises Fenced, Behind, HubError, and SnapshotError and OSError as `publish` does.
         """
         try:
             return self._upload(upload)
-        except (Fenced, Held):
+        except (Fenced, Behind):
             self._head = None
-            self._pulse.stop()
             raise
         except HubNoRevision as error:  # a replica that lags, or a repo that was created anew
             self._head = None
@@ -112,20 +88,15 @@ class RepoAttempt:
             if refusal := read_repo(self._hub).refusal():
                 raise Fenced(refusal)
             self.repo_was_read = True
-        began = self._clock()
         parent, before = self._parent(upload.step)
         commits = self._commits_before(before) + 1
         # If this commit is squashed, the next attempt must not count the commits before it.
         counted = 0 if self._is_squash_due(commits) else commits
         upload = self._best_check.checked(upload)
-        silence = 0 if upload.ended else self._pulse.silence_seconds()
-        latest = latest_for(
-            upload, self._run_id, self._attempt_id, counted, before, silence, self._owner
-        )
+        generation = self._fence.generation
+        latest = latest_for(upload, self._run_id, self._attempt_id, generation, counted, before)
         transfer = Transfer()
-        has_snapshot = before is not None and before.has_snapshot
-        is_known = before == self._fence.known and has_snapshot
-        if before is not None and is_known and before.run_id == self._run_id:
+        if before is not None and before == self._known and before.run_id == self._run_id:
             self._upkeep.tag_milestone(before, parent)  # the attempt before may have been killed
         if not latest.is_same_upload(before):
             records, reached = self._new_records(upload.step)
@@ -133,7 +104,7 @@ class RepoAttempt:
                 self._hub,
                 upload,
                 latest,
-                before if has_snapshot else None,
+                before,
                 parent=parent,
                 keep=self._policy.keep,
                 manifests=self._manifests,
@@ -148,53 +119,14 @@ class RepoAttempt:
             latest = before
             self._head, self._latest = parent, latest
         self._upkeep.tag_milestone(latest, self._head)
-        self._note_commit(latest, commits, began)
+        self._commits, self._fence.has_uploaded = commits, True
         return transfer
-
-    def _note_commit(self, latest: Latest, commits: int, began: float) -> None:
-        self._commits, self._fence.may_take_over = commits, False
-        self._pulse.committed(latest.silence_seconds, began)
 
     def _commits_before(self, before: Latest | None) -> int:
         """The commits since the last squash, as the attempt counts that made the newest."""
         if before is None or before.attempt_id == self._attempt_id:
             return self._commits
         return before.commits
-
-    def seconds_until_beat(self) -> float:
-        """Until `beat` is due; infinite while this attempt owns nothing."""
-        return self._pulse.seconds_left()
-
-    def beat(self) -> None:
-        """Commit a sign of life: other attempts of this run take over from one that is silent.
-
-        Raises nothing: the next upload reports what fails.
-        """
-        self._pulse.retry()
-        assert self._latest is not None
-        try:
-            parent, before = self._parent(self._latest.step)
-            if before is None or before.attempt_id != self._attempt_id:
-                self._pulse.stop()
-                return
-            began, silence = self._clock(), self._pulse.silence_seconds()
-            commits = self._commits + 1
-            latest = replace(
-                before, commits=commits, heartbeat=before.heartbeat + 1, silence_seconds=silence
-            )
-            self._confirm(parent, latest.step)
-            commit = self._hub.commit(
-                [huggingface_hub.CommitOperationAdd(LATEST, latest_as_bytes(latest))],
-                f"Step {latest.step} is the newest; training continues",
-                parent,
-            )
-            self._head, self._latest = commit, latest
-            self._note_commit(latest, commits, began)
-        except (Fenced, Held):
-            self._head = None
-            self._pulse.stop()
-        except (HubError, SnapshotError, OSError):
-            self._head = None
 
     def _new_records(self, step: int) -> tuple[dict[str, bytes], int]:
         """The records that this attempt has not uploaded yet. They never delay a snapshot."""
@@ -206,7 +138,7 @@ class RepoAttempt:
             return {}, self._recorded_step
 
     def _confirm(self, parent: str, step: int) -> None:
-        """Raise HubConflict, Fenced or Held, if `parent` is no longer the head.
+        """Raise HubConflict, Fenced or Behind, if `parent` is no longer the head.
 
         The server may ignore the parent of a commit, and the upload took a while.
         """
@@ -216,7 +148,7 @@ class RepoAttempt:
     def _parent(self, step: int) -> tuple[str, Latest | None]:
         """The commit to build on with a snapshot of that step, and its `latest.json`.
 
-        Raises Fenced or Held if another attempt owns the repo.
+        Raises Fenced or Behind if another attempt owns the repo.
         """
         head, private = self._hub.head()
         if self._policy.private and not private:
@@ -226,28 +158,11 @@ class RepoAttempt:
             )
         if head == self._head:
             return head, self._latest
-        try:
-            found = self._hub.latest(head, self._hub.files(head))
-        except SnapshotError as error:  # it may be that of an attempt that lives
-            raise HubRefused(
-                f"{error}, so it is unknown which attempt owns {self._hub.repo_id}. Restore that "
-                "file from an earlier commit.",
-                "latest.json",
-            ) from error
-        if self._fence.check(found, step):
-            self._head = None  # another attempt has committed since
-        if self._head is not None and self._is_stale(found):
+        found = self._hub.latest_during_run(head, self._hub.files(head))
+        if self._head is not None and self._fence.is_stale(found, self._latest):
             return self._head, self._latest
+        self._fence.check(found, step)
         return head, found
-
-    def _is_stale(self, found: Latest | None) -> bool:
-        """Whether a read of the head shows a state from before our last upload."""
-        assert self._latest is not None
-        if found is None or found == self._fence.known:
-            return True
-        if found.attempt_id in self._ended_attempts:
-            return True
-        return found.attempt_id == self._attempt_id and found.heartbeat < self._latest.heartbeat
 
     def tidy(self, step: int) -> None:
         """After the upload of a step: free storage that the newest commit does not need.

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from snapshot.disk.files import step_of
-from store.errors import HubOffline, HubUnreachable
-from store.latest import Latest
-from store.ownership import Owner
-from store.standby import Hold
+from snapshot.errors import SnapshotError
+from store.errors import HubOffline, HubRefused, HubUnreachable
+from store.fence import Fence
+from store.latest import LATEST, Latest, folders_in, read_latest
 from store.waiting import WaitingTime
 
 BRANCH = "main"
+LARGEST_LATEST_BYTES = 10_000
 PREFIX = "hf://"
 """A prefix that marks a name as one of the Hub, whatever this disk holds."""
 
@@ -113,24 +114,53 @@ class Store(ABC):
     def files(self, commit: str) -> dict[str, RemoteFile]:
         """The files of a commit by path."""
 
-    @abstractmethod
     def folders(self, files: Iterable[str], latest: Latest | None) -> list[str]:
-        """The snapshot folders among files, the one to try first at the beginning."""
+        """The snapshot folders among files, the one of `latest` first, then the newest first."""
+        found = folders_in(files)
+        if latest is not None and latest.folder in found:
+            found.remove(latest.folder)
+            found.insert(0, latest.folder)
+        return found
 
     @abstractmethod
     def foreign_file(self, files: Iterable[str]) -> str | None:
         """A file that no run uploaded; None if the files are a run's, or none."""
 
-    @abstractmethod
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
-        """The newest snapshot of a commit that holds `files`; None if there is none.
+        """`latest.json` of a commit that holds `files`; None if it is not among them.
 
-        Raises SnapshotError if what names it is not of this project.
+        It names a best snapshot only where that is among them. Raises SnapshotError if it is not a
+        `latest.json` of this project.
         """
+        if LATEST not in files:
+            return None
+        if files[LATEST].size > LARGEST_LATEST_BYTES:
+            raise SnapshotError(f"{LATEST} of {self.name} has {files[LATEST].size:,} bytes")
+        try:
+            latest = self._read_latest(commit)
+        except SnapshotError:  # perhaps damaged in transit
+            latest = self._read_latest(commit)
+        return latest if self.has_best(latest, files) else latest.without_best()
 
-    def attempt_prefix(self, folder: str) -> str:
-        """The beginning of all paths of the attempt that uploaded a folder; may be empty."""
-        return ""
+    def _read_latest(self, commit: str) -> Latest:
+        return read_latest(self.read(commit, LATEST, LARGEST_LATEST_BYTES), self.name)
+
+    def latest_during_run(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
+        """What `latest.json` itself says, for an upload.
+
+        Raises HubRefused while it cannot be read.
+        """
+        try:
+            return Store.latest(self, commit, files)
+        except SnapshotError as error:  # it may be that of an attempt that lives
+            raise HubRefused(
+                f"{error}, so it is unknown which attempt owns {self.name}. Restore that file.",
+                "latest.json",
+            ) from error
+
+    @abstractmethod
+    def has_best(self, latest: Latest, files: Mapping[str, RemoteFile]) -> bool:
+        """Whether the best snapshot that `latest` names is among files."""
 
     @abstractmethod
     def read(self, commit: str, path: str, most: int) -> bytes:
@@ -202,8 +232,6 @@ class Upload:
     card: Card
     best: Best | None = None
     """The snapshot with the lowest held-out loss so far, if that is kept."""
-    ended: str = ""
-    """How the attempt ends with it, a key of `store.ownership.ENDS`; empty if it does not."""
 
     @property
     def step(self) -> int:
@@ -229,10 +257,18 @@ class UploadTarget:
     """False if the store could not be reached at the start; it may not even exist."""
     said_before: Callable[[str], bool] = lambda text: False
     """Whether an earlier attempt has said this about the server."""
-    owner: Owner | None = None
-    """This attempt, as others see it."""
-    hold: Hold | None = None
-    """Its ownership of the run; None where any attempt may upload to its own part."""
+
+    @property
+    def fence(self) -> Fence:
+        """Which other attempts this one gives way to."""
+        return Fence(
+            self.hub.name,
+            self.run_id,
+            self.attempt_id,
+            self.known_latest,
+            self.repo_was_read,
+            self.policy.takeover,
+        )
 
 
 class Attempt(Protocol):
@@ -244,19 +280,13 @@ class Attempt(Protocol):
     def upload(self, upload: Upload) -> Transfer:
         """Publish a snapshot, unless the store has it; returns what was sent.
 
-        Raises Fenced if the store is another run's, Held while another attempt of this run owns
-        it, HubError, SnapshotError if the files on disk have changed, and OSError if the folder no
-        longer exists. A snapshot becomes visible when all of it is there.
+        Raises Fenced and Behind as `Fence.check` does, HubError, SnapshotError if the files on disk
+        have changed, and OSError if the folder no longer exists. A snapshot becomes visible when
+        all of it is there.
         """
 
     def tidy(self, step: int) -> None:
         """After the upload of a step: delete what the policy does not keep. Raises nothing."""
-
-    def seconds_until_beat(self) -> float:
-        """Until `beat` is due; infinite where no attempt waits for another one."""
-
-    def beat(self) -> None:
-        """Give a sign of life, for attempts that wait. Raises nothing."""
 
 
 Result = TypeVar("Result")

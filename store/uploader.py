@@ -19,9 +19,8 @@ from huggingface_hub.utils import disable_progress_bars
 from snapshot.disk.files import MANIFEST
 from snapshot.errors import SnapshotError
 from store.errors import HubConflict, HubError, HubRefused, HubUnreachable
-from store.fence import LOOK_SECONDS, Fenced, Held
+from store.fence import Behind, Fenced
 from store.kinds import begin_attempt
-from store.ownership import DONE, Owner
 from store.store import Best, Card, Transfer, Upload, UploadTarget
 
 
@@ -35,8 +34,8 @@ class UploadFailure:
     """One or two words, for the progress line."""
     lasting: bool = False
     """Whether it persists until somebody changes something."""
-    is_held: bool = False
-    """Whether another attempt of the run owns the repo."""
+    is_behind: bool = False
+    """Whether another attempt of the run has uploaded a later step."""
 
     @classmethod
     def of(cls, error: BaseException) -> UploadFailure:
@@ -67,9 +66,8 @@ class UploadStatus:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether another attempt owns the repo, with a later step than this one's, or the same."""
-        is_held = self.failure is not None and self.failure.is_held
-        return is_held and (self.step or 0) >= (self.offered or 0)
+        """Whether the repo has a later step of another attempt."""
+        return self.failure is not None and self.failure.is_behind
 
     @property
     def failure_text(self) -> str | None:
@@ -130,9 +128,7 @@ class Uploader:
         self._warned: set[str] = set()
         """Kinds of failures that were reported since the last upload."""
         known = target.known_latest
-        self._step = None if known is None or not known.has_snapshot else known.step
-        self._owner, self._hold = target.owner, target.hold
-        self._end = DONE
+        self._step = None if known is None else known.step
         self._queued_at: dict[int, float] = {}
         self._last_commit = -math.inf
         self._last_due = -math.inf
@@ -145,16 +141,11 @@ class Uploader:
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
         self._thread.start()
 
-    def offer(
-        self, folder: Path, card: Card, best: Best | None = None, is_last: bool = False
-    ) -> None:
-        """Queue a finished snapshot. It replaces one that still waits, but no milestone.
-
-        The attempt ends after one that `is_last`.
-        """
+    def offer(self, folder: Path, card: Card, best: Best | None = None) -> None:
+        """Queue a finished snapshot. It replaces one that still waits, but no milestone."""
         with self._changed:
             if not self._off:
-                upload = Upload(folder, card, best, self._end if is_last else "")
+                upload = Upload(folder, card, best)
                 self._waiting = [*filter(self._is_milestone, self._waiting), upload]
                 self._queued_at[upload.step] = time.monotonic()
                 self._changed.notify_all()
@@ -166,14 +157,6 @@ class Uploader:
         """
         with self._changed:
             self._last_due = time.monotonic() + seconds
-
-    def ends_as(self, end: str) -> None:
-        """How the attempt ends with its last snapshot, a key of `store.ownership.ENDS`."""
-        self._end = end
-
-    def owner(self, is_last: bool) -> Owner | None:
-        """This attempt for a model card that is written now, if it is known."""
-        return None if self._owner is None else self._owner.now(0, self._end if is_last else "")
 
     def pending_folders(self) -> set[Path]:
         """Snapshot folders that must stay until they are uploaded."""
@@ -198,10 +181,10 @@ class Uploader:
             )
 
     def messages(self) -> list[str]:
-        """Sentences for the user since the last call, also about signs of life."""
+        """Sentences for the user since the last call."""
         with self._changed:
             messages, self._messages = self._messages, []
-        return messages if self._hold is None else [*messages, *self._hold.messages()]
+            return messages
 
     def sent(self) -> Transfer:
         """What the uploads have sent that ended since the last call."""
@@ -244,11 +227,8 @@ class Uploader:
                 self._note_unexpected(error)
 
     def _work_once(self) -> None:
-        """Wait for a snapshot or a sign of life that is due, and upload it."""
+        """Wait for a snapshot, and try to upload it."""
         upload = self._next()
-        if upload is None:
-            self._attempt.beat()
-            return
         flushing = self._flushing
         failure, pause = self._try(upload)
         while self._hub.notes:
@@ -284,17 +264,13 @@ class Uploader:
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
-            self._lose()
             self._stop(str(error))
-            return UploadFailure(str(error), "another has the repo"), None
-        except Held as error:
-            self._lose()
+            return UploadFailure(str(error), "another uploads"), None
+        except Behind as error:
             with self._changed:
                 self._step = error.step
-            self._warn_once("held", f"{error}. {unharmed}.")
-            lasting = time.monotonic() + error.seconds > self._flush_ends
-            failure = UploadFailure(str(error), "another attempt uploads", lasting, is_held=True)
-            return failure, min(error.seconds, LOOK_SECONDS) if error.seconds < math.inf else None
+            self._warn_once("behind", f"{error}. {unharmed}.")
+            return UploadFailure(str(error), "another is ahead", is_behind=True), None
         except (SnapshotError, OSError) as error:
             if not is_about_snapshot(error, upload.folder):
                 return self._transient(error, unharmed)
@@ -308,17 +284,9 @@ class Uploader:
             return UploadFailure.of(error), REPROBE_SECONDS
         except BaseException as error:  # any error at all (hf_xet can panic): none may end the run
             return self._transient(error, unharmed)
-        if self._hold is not None:
-            self._hold.note(upload.step)
-            if upload.ended:
-                self._hold.release(upload.ended)
         self._note_uploaded(upload, sent, time.monotonic() - begun)
         self._attempt.tidy(upload.step)
         return None, None
-
-    def _lose(self) -> None:
-        if self._hold is not None:
-            self._hold.lose()
 
     def _transient(
         self, error: BaseException, unharmed: str
@@ -344,17 +312,14 @@ class Uploader:
             for step in [step for step in self._queued_at if step < upload.step]:
                 del self._queued_at[step]
 
-    def _next(self) -> Upload | None:
+    def _next(self) -> Upload:
         """Wait for the next snapshot to upload: the one that failed, unless a newer one waits.
 
-        Milestones are uploaded in any case, in their order. None when a sign of life is due.
+        Milestones are uploaded in any case, in their order.
         """
         with self._changed:
             while (left := self._seconds_until_upload()) > 0:
-                beat = self._attempt.seconds_until_beat()
-                if beat <= 0:
-                    return None
-                self._changed.wait(min(left, beat, threading.TIMEOUT_MAX))
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
             if self._waiting and not (self._in_flight and self._is_milestone(self._in_flight)):
                 self._in_flight = self._waiting.pop(0)
             assert self._in_flight is not None

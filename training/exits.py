@@ -18,13 +18,5 @@ class TrainingStopped(Exception):
     """The run cannot continue; the message says why, and which snapshot there is."""
 
 
-class NothingToDo(Exception):
-    """The attempt ends before it trains, which is no error. All processes raise it."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__()
-        self.code = code
-
-
 class OutOfMemory(TrainingStopped):
     """There was not enough memory for a step."""

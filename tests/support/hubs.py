@@ -21,7 +21,8 @@ from loopback_store import Repo
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.run_store import RunStore
-from store.latest import Latest, latest_as_bytes
+from store.fetch import read_repo
+from store.latest import Latest, latest_as_bytes, remote_folder
 from store.repo import Hub
 from store.store import Card, Policy, Transfer, UploadTarget
 from store.uploader import Uploader
@@ -73,13 +74,19 @@ def uploader(
     milestone_every: int | None = None,
     unknown: bool = False,
     private: bool = True,
+    takeover: bool = False,
 ) -> Uploader:
     """The uploads of an attempt, as often as it can."""
-    policy = Policy(keep, 0.0, squash_every, private, False, milestone_every)
+    policy = Policy(keep, 0.0, squash_every, private, takeover, milestone_every)
     hub = hub or Hub(REPO, 5.0)
     return Uploader(
         UploadTarget(hub, policy, run_id, attempt_id, seen, ended, repo_was_read=not unknown)
     )
+
+
+def seen() -> Latest | None:
+    """What a start of now would find in the repo."""
+    return read_repo(Hub(REPO, 5.0)).latest
 
 
 def card(folder: Path) -> Card:
@@ -122,16 +129,27 @@ def publish(hub: LoopbackHub, repo_id: str, folder: Path) -> str:
     return hub.commit_files(repo_id, {path.name: path.read_bytes() for path in folder.iterdir()})
 
 
+def folder_of(snapshot: Path) -> str:
+    """Where `seed` has put a snapshot."""
+    return remote_folder(snapshot.name, read_state(snapshot).attempt_id)
+
+
 def put(
-    hub: LoopbackHub, snapshot: Path, *steps: int, run: str = "run", attempt: str = "attempt"
+    hub: LoopbackHub,
+    snapshot: Path,
+    *steps: int,
+    run: str = "run",
+    attempt: str = "attempt",
+    generation: int = 1,
 ) -> None:
     """Commit a snapshot as those steps, a commit each, with no client."""
     if hub.repo(REPO) is None:
         hub.create(REPO)
     for step in steps:
-        place = f"snapshots/step-{step:08d}"
+        place = remote_folder(f"step-{step:08d}", attempt)
         files = {f"{place}/{path.name}": path.read_bytes() for path in snapshot.iterdir()}
-        described = Latest(run, attempt, step, place, manifest_sha256(snapshot), step)
+        sha256 = manifest_sha256(snapshot)
+        described = Latest(run, attempt, generation, step, place, sha256, commits=step)
         hub.commit_files(REPO, {**files, "latest.json": latest_as_bytes(described)})
 
 
@@ -161,7 +179,7 @@ def steps_at_head(repo: Repo) -> list[int]:
     folders = {
         path.split("/")[1] for path in repo.files(repo.head) if path.startswith("snapshots/")
     }
-    return sorted(int(folder.removeprefix("step-")) for folder in folders)
+    return sorted(int(folder.split("-")[1]) for folder in folders)
 
 
 def assert_always_whole(hub: LoopbackHub, repo_id: str = REPO) -> None:
@@ -189,9 +207,6 @@ def _assert_whole(repo: Repo, commit: str) -> None:
             assert entry["sha256"] == inside[name].sha256
     if "latest.json" in files:
         newest = json.loads(repo.read(commit, "latest.json"))
-        if newest["step"] == 0:  # an owner that has not uploaded a snapshot yet
-            assert not folders
-            return
         content = repo.read(commit, f"{newest['folder']}/manifest.json")
         assert hashlib.sha256(content).hexdigest() == newest["manifest_sha256"]
         for name in WITHOUT_OPTIMIZER:  # what from_pretrained finds is the newest snapshot's

@@ -53,10 +53,10 @@ class Place(ABC):
     def remove(self, path: str) -> None:
         """Remove a file."""
 
-    def steps(self, run_id: str = "") -> list[int]:
+    def steps(self) -> list[int]:
         """The steps of the whole snapshots."""
         whole = [path for path in self.paths() if path.endswith("/manifest.json")]
-        return sorted(int(path.split("-")[-1][:8]) for path in whole if path.startswith(run_id))
+        return sorted(int(path.split("-")[1]) for path in whole)
 
 
 class Folder(Place):

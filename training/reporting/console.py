@@ -16,7 +16,6 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from data.printable import printable, redact_urls
-from store.ownership import duration
 from training.reporting.events import Events
 from training.reporting.machine import Speed
 
@@ -196,3 +195,10 @@ def _short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """'0:12', '2:05:00'."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -19,7 +19,6 @@ from config.schema import Config, ConfigError
 from config.stored import as_yaml
 from data.errors import TextLost
 from data.streaming.walk import PREFETCH
-from store.ownership import AGAIN
 from training.distributed.agreement import USER_MISTAKES, FailedElsewhere, exit_code_for, is_lasting
 from training.distributed.environment import (
     is_local_main_process,
@@ -33,7 +32,6 @@ from training.exits import (
     EXIT_INTERRUPTED,
     EXIT_USER_MISTAKE,
     RESUME,
-    NothingToDo,
     TrainingStopped,
 )
 from training.memory import in_words
@@ -85,10 +83,6 @@ def run_command(
                 _end_launcher(code, lock)
     except KeyboardInterrupt:  # before the session handles signals
         code = EXIT_INTERRUPTED
-    except NothingToDo as nothing:
-        code = nothing.code
-        if code != EXIT_DONE and is_local_main_process():
-            _end_launcher(code, lock)
     except Exception as raised:
         code = _report(raised, session, lock)
     _leave(code, lock)
@@ -116,8 +110,6 @@ def _report(raised: Exception, session: Session | None, lock: RunLock) -> int:
         _end_launcher(code, lock)
     if session is not None:
         session.finish_writing()
-        if code == EXIT_USER_MISTAKE:  # it never trained: a standby need not wait
-            session.release(AGAIN)
     return code
 
 

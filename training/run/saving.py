@@ -155,7 +155,7 @@ class SnapshotWriter:
             self._error = error
             self._written.set()
         else:
-            publish = None if last else lambda: self.publish(sample, ends=stopping)
+            publish = None if last else lambda: self.publish(sample)
             if self._writes and not (last or stopping) and self._has_memory():
                 arguments = (self._snapshot, begun, self._background_stream(), publish)
                 self._thread = Thread(target=self._write, args=arguments, name="snapshot")
@@ -200,10 +200,8 @@ class SnapshotWriter:
             self._report_failure()
             self._best.settle()
 
-    def publish(
-        self, sample: str | None, best_loss: float | None = None, ends: bool = False
-    ) -> None:
-        """Draw the curves, and offer the newest snapshot for upload; the attempt `ends` with it."""
+    def publish(self, sample: str | None, best_loss: float | None = None) -> None:
+        """Draw the curves, and offer the newest snapshot for upload."""
         report = self._report
         if self._accelerator.is_main_process:
             draw_run(report.console, self._config, self._unit)
@@ -218,7 +216,6 @@ class SnapshotWriter:
                 sample,
                 best_loss=best_loss,
                 best=best,
-                is_last=ends,
             )
 
     def prune(self, newest: int) -> None:

@@ -8,7 +8,6 @@ the snapshot that is being written, and the agreement of all processes to stop.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,6 @@ from snapshot.disk.files import snapshots_in
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
-from store.ownership import AGAIN, DONE, PERSON
-from store.standby import RELEASE_SECONDS, Hold
 from store.uploader import Uploader
 from training import shared_matrices
 from training.distributed.accelerator import (
@@ -72,12 +69,10 @@ from training.run.save_steps import SaveSteps
 from training.run.saving import SnapshotWriter
 from training.run.signals import (
     LAST_WORDS_SECONDS,
-    WORKER_GONE,
     Phase,
     Signals,
     exit_code_of,
 )
-from training.run.standby import own_run
 from training.run.start import (
     agree_on_start,
     lock_run_dir,
@@ -132,7 +127,6 @@ class Session:
         )
         self._lock = lock
         self._uploads: Uploader | None = None
-        self._hold: Hold | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
         self.finished = self._waited_for_snapshot = self._last = self._stopping = False
@@ -160,14 +154,11 @@ class Session:
     def choose_start(self) -> None:
         """Choose the snapshot to resume from, and find the model, the same on all processes.
 
-        With `hub.standby`, first waits while another attempt owns the run; raises NothingToDo if
-        the run ends meanwhile. Raises SnapshotError for the snapshot of another run, as far as the
-        configuration tells.
+        Raises SnapshotError for the snapshot of another run, as far as the configuration tells.
         """
         accelerator, config = self.accelerator, self.config
         if self._lock.is_held:
             remove_leftovers(snapshots_in(Path(config.run.dir)))  # of transfers that were cut off
-        self._hold = own_run(accelerator, config, self.signals)
         self.start: Start = agree_on_start(accelerator, config, self._lock)
         self.pretrained = find_pretrained(accelerator, config, self.start)
 
@@ -184,9 +175,8 @@ class Session:
         if pretrained is not None and start.folder is not None:
             pretrained.base = replace(pretrained.base, folder=start.folder)
         base = None if pretrained is None else pretrained.base
-        owner = None if self._hold is None else self._hold.owner
         machine = computed_on(accelerator, config.run)
-        self.state = state_at(start, config, corpus, machine, base, owner)
+        self.state = state_at(start, config, corpus, machine, base)
         self._generation = generation(pretrained, corpus)
 
     def packs(self, model: LanguageModel) -> bool:
@@ -223,7 +213,7 @@ class Session:
         if self._fewer_threads is not None:
             console.warn(self._fewer_threads)
         self._uploads = run_on_main(
-            accelerator, lambda: begin_uploads(console, config, start, state, self._hold)
+            accelerator, lambda: begin_uploads(console, config, start, state)
         )
         self._pending = evaluation_is_pending(accelerator, console, config, start, state)
         self._last = state.step >= config.train.max_steps
@@ -330,8 +320,6 @@ class Session:
         self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed(step)
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)
-            if self._uploads is not None:
-                self._uploads.ends_as(self._ends_as(self.signals.cause))
         save = self._last or self._stopping or self._saves.is_due(step)
         self._due = due_after(step, self.config, self._last, save)
         if save:
@@ -370,18 +358,16 @@ class Session:
         if self.finished:
             summary.print_finished(self.console, self.state.step)
             self._finish_uploads()
-            self._release_after_uploads(self.signals.cause, self._seconds_to_release())
             return EXIT_DONE
         assert self._writer is not None
         self.report.clock.enter(END)
         if self._last:
-            self._writer.publish(self._sample, self.state.best_loss, ends=True)
+            self._writer.publish(self._sample, self.state.best_loss)
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
         with self.report.clock.within(UPLOAD):
             self._finish_uploads()
-            self._release_after_uploads(self.signals.cause, self._seconds_to_release())
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)
@@ -394,11 +380,6 @@ class Session:
         """Leave an exit code in the run's directory, as `RunLock.note_exit` does."""
         return self._lock.note_exit(code)
 
-    def release(self, end: str, seconds: float = RELEASE_SECONDS) -> None:
-        """Say in the store that this attempt no longer owns the run, if it does, within seconds."""
-        if self._hold is not None:
-            self._hold.release(end, seconds)
-
     def finish_writing(self, seconds: float | None = None) -> None:
         """Wait at most this long, after an error, for a snapshot that began before it."""
         if self._writer is not None:
@@ -408,29 +389,6 @@ class Session:
         """Wait at most this long, after an error, for the uploads."""
         if self._uploads is not None:
             self._uploads.flush(seconds)
-
-    def _ends_as(self, cause: int | None) -> str:
-        """How this attempt ends, for others who see the store; empty if it only falls silent.
-
-        Then the next attempt of its launchers owns the run without a wait, and standbys wait.
-        """
-        if self._last:
-            return DONE
-        if cause == WORKER_GONE:
-            return ""
-        return PERSON if cause == signal.SIGINT else AGAIN
-
-    def _release_after_uploads(self, cause: int | None, seconds: float) -> None:
-        """Say how the attempt ends, unless its last upload has said so."""
-        if cause == signal.SIGINT:
-            # Where all steps are done, the store lacks the last: a standby would compute it again.
-            self.release(PERSON, seconds)
-        elif end := self._ends_as(cause):
-            self.release(end, seconds)
-
-    def _seconds_to_release(self) -> float:
-        """How long `end` may wait for that: it needs the rest of the grace time itself."""
-        return min(RELEASE_SECONDS, self.signals.seconds_left() - LAST_WORDS_SECONDS / 4)
 
     def _before_update(self, *_: object) -> None:
         """Called by the optimizer: the update must not change what a pending snapshot holds."""
@@ -468,7 +426,5 @@ class Session:
                 self._say_now(f"stopped by {why}. {RESUME}")
             if not why:  # an error ended the run before, perhaps while it writes a snapshot
                 self.finish_writing(WRITING_SECONDS)
-            if self.signals.phase is not Phase.FAILED:
-                self._release_after_uploads(cause, LAST_WORDS_SECONDS)
         finally:
             os._exit(code)

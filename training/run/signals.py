@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from training.distributed.environment import Launcher  # imports torch, which no signal needs
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, OTHER_OWNER = 101, 102, 103, 104
+LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER = 101, 102, 103
 """Causes of an end that are not signals. No signal has these numbers."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
     LAUNCHER_GONE: "the death of its launcher",
     WORKER_GONE: "the death of another process",
     TIME_IS_OVER: "run.max_minutes",
-    OTHER_OWNER: "another attempt, which owns the run now",
 }
 EXIT_CODES = {
     signal.SIGUSR1: EXIT_AGAIN,
@@ -43,7 +42,6 @@ EXIT_CODES = {
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGHUP: EXIT_TERMINATED,
     TIME_IS_OVER: EXIT_AGAIN,
-    OTHER_OWNER: EXIT_AGAIN,
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }

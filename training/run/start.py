@@ -44,7 +44,6 @@ from snapshot.start import (
 )
 from store.events import read_events
 from store.fetch import PARTIAL, RepoContents, fetch, fetch_small, is_small, remove_partial
-from store.ownership import Owner
 from store.publish import CURVES
 from store.records import EVENTS
 from training.distributed.agreement import (
@@ -377,25 +376,17 @@ def open_run(config: Config, start: Start, lock: RunLock, is_main: bool) -> Metr
 
 
 def state_at(
-    start: Start,
-    config: Config,
-    corpus: Corpus,
-    computed_on: str,
-    base: Base | None,
-    owner: Owner | None = None,
+    start: Start, config: Config, corpus: Corpus, computed_on: str, base: Base | None
 ) -> RunState:
-    """The run's state at the start of this attempt, with its configuration and machine.
-
-    `owner` is this attempt, if it owns its store already.
-    """
-    attempt = uuid.uuid4().hex if owner is None else owner.attempt_id
+    """The run's state at the start of this attempt, with its configuration and machine."""
+    attempt = uuid.uuid4().hex
     plain, facts = as_plain(config), data_facts(corpus)
     if start.state is not None:
         return replace(
             start.state, attempt_id=attempt, config=plain, data=facts, computed_on=computed_on
         )
     return RunState(
-        run_id=uuid.uuid4().hex if owner is None else owner.run_id,
+        run_id=uuid.uuid4().hex,
         attempt_id=attempt,
         step=0,
         epoch=0,

@@ -1,4 +1,4 @@
-"""`python -m snapshot status`: who trains a run now, by its directory or by its store."""
+"""`python -m snapshot status`: how far a run is, by its directory or by its store."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import fcntl
 import re
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from data.printable import printable
+from snapshot.disk.files import snapshot_folders, snapshots_in
+from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
 from store.events import newest_lines, read_events
-from store.kinds import named_store, ownership_of
-from store.ownership import AGAIN, DONE, ENDS, PERSON, duration, in_words, seconds_since, utc
+from store.fetch import read_repo
+from store.kinds import named_store
+from store.latest import utc
 from store.records import EVENTS
 from store.store import BRANCH, Store, with_retries
 from training.exits import (
@@ -24,15 +28,15 @@ from training.exits import (
     EXIT_TERMINATED,
     EXIT_USER_MISTAKE,
 )
+from training.reporting.console import duration
 from training.run.run_dir import EXIT_CODE, LOCK, exit_code_in, holds_run
-from training.run.standby import run_id_in
 
 CODES = {
-    EXIT_DONE: ENDS[DONE],
+    EXIT_DONE: "ended: all steps are done",
     EXIT_FAILED: "ended with an error",
     EXIT_USER_MISTAKE: "a mistake in the input",
-    EXIT_AGAIN: ENDS[AGAIN],
-    EXIT_INTERRUPTED: ENDS[PERSON],
+    EXIT_AGAIN: "stopped, to be started again",
+    EXIT_INTERRUPTED: "stopped by a person (Ctrl-C)",
     EXIT_TERMINATED: "stopped by SIGTERM or SIGHUP",
 }
 STEP = re.compile(rb'"step": (\d{1,13})[,}]')
@@ -55,17 +59,17 @@ def of_store(store: Store, revision: str = BRANCH) -> Facts:
     """The status of the run in a store. Other figures of a run belong here, too."""
     if revision != BRANCH:
         raise SnapshotError(f"status is that of now: leave out @{revision}.")
-    owner = with_retries(store, ownership_of(store).look)
-    if owner is None:
+    repo = with_retries(store, lambda: read_repo(store))
+    if refusal := repo.refusal():
+        raise SnapshotError(refusal)
+    if (latest := repo.latest) is None:
         raise SnapshotError(f"{store.name} holds no run. Check the name.")
-    now = time.time()
     return [
-        ("run", f"{owner.run_id[:8] or 'unknown'} in {store.name}"),
-        ("owner", owner.as_words()),
-        ("since", in_words(owner.since)),
-        ("seen", _seen(owner.seen, now)),
-        ("step", f"{owner.step:,} is the newest there" if owner.step else "no snapshot yet"),
-        ("state", owner.state(now)),
+        ("run", f"{printable(latest.run_id[:8])} in {store.name}"),
+        ("attempt", f"{printable(latest.attempt_id[:8])}, generation {latest.generation}"),
+        ("machine", latest.machine or "unknown"),
+        ("step", f"{latest.step:,} is the newest there"),
+        ("uploaded", _when(latest.time, time.time())),
     ]
 
 
@@ -77,18 +81,17 @@ def of_folder(run_dir: Path) -> Facts:
     starts = [event for event in events if event["event"] == "start"]
     machines = [event["text"] for event in events if event["event"] == "machine"]
     attempt = starts[-1]["attempt"] if starts else "unknown"
-    since = starts[-1]["time"] if starts else ""
-    seen, step = "", None
+    written, step = "", None
     with suppress(OSError):
-        seen = utc((run_dir / METRICS).stat().st_mtime)
+        written = utc((run_dir / METRICS).stat().st_mtime)
     if found := STEP.findall(newest_lines(run_dir / METRICS)[-100_000:]):
         step = int(found[-1])
     return [
         ("run", f"{(run_id_in(run_dir) or 'unknown')[:8]} in {run_dir}"),
-        ("owner", f"attempt {attempt} on this disk, {machines[-1] if machines else 'unknown'}"),
-        ("since", in_words(since)),
-        ("seen", _seen(seen, time.time())),
+        ("attempt", attempt),
+        ("machine", machines[-1] if machines else "unknown"),
         ("step", "no step yet" if step is None else f"{step:,} is the newest"),
+        ("recorded", _when(written, time.time())),
         ("state", _state_of(run_dir)),
     ]
 
@@ -99,7 +102,7 @@ def _state_of(run_dir: Path) -> str:
     try:
         if _is_locked(run_dir / LOCK):
             return "training"
-        unknown = f"silent: no process of this machine trains here, {left}"
+        unknown = f"unknown: no process of this machine trains here, {left}"
     except OSError as error:
         unknown = f"unknown: {run_dir / LOCK} cannot be read ({error.strerror}), {left}"
     code = exit_code_in(run_dir / EXIT_CODE)
@@ -119,7 +122,18 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _seen(text: str, now: float) -> str:
-    """The last sign of life, by the clock of its machine."""
-    age = seconds_since(text, now)
-    return "unknown" if age is None else f"{in_words(text)}, {duration(max(0.0, age))} ago"
+def run_id_in(run_dir: Path) -> str | None:
+    """The run of the newest snapshot in a directory; None if none can be read."""
+    for folder in snapshot_folders(snapshots_in(run_dir)):
+        with suppress(SnapshotError):
+            return read_state(folder).run_id
+    return None
+
+
+def _when(text: str, now: float) -> str:
+    """A time of `store.latest.utc`, by the clock of its machine, and how long ago that was."""
+    try:
+        written = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return "unknown"
+    return f"{text[:10]} {text[11:19]} UTC, {duration(max(0.0, now - written))} ago"

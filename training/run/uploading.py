@@ -5,7 +5,6 @@ No error leaves `store.uploader`, so a run continues without the Hub.
 
 from __future__ import annotations
 
-import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +16,8 @@ from snapshot.run_store import RunStore
 from snapshot.start import Start
 from store.card import card_text
 from store.events import read_events
-from store.fence import USUAL_SILENCE_SECONDS
 from store.kinds import open_store
-from store.ownership import Owner, machine_name, utc
 from store.records import EVENTS
-from store.standby import Hold
 from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
@@ -41,11 +37,11 @@ def store_of(config: Config) -> RunStore | None:
 
 
 def begin_uploads(
-    console: Console, config: Config, start: Start, state: RunState, hold: Hold | None = None
+    console: Console, config: Config, start: Start, state: RunState
 ) -> Uploader | None:
     """Begin the uploads of this attempt; None without a repo, and where HF_HUB_OFFLINE is set.
 
-    Only the main process calls this. `hold` is its ownership of the run, with hub.standby.
+    Only the main process calls this.
 
     Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
     """
@@ -59,13 +55,11 @@ def begin_uploads(
             policy,
             state.run_id,
             state.attempt_id,
-            start.known_owner,
+            start.known_latest,
             record_attempt(Path(config.run.dir), state.attempt_id),
             records_for_upload(config),
             start.repo is not None,
             lambda text: console.events is not None and console.events.has_warning(text),
-            _as_owner(state) if hold is None else hold.owner,
-            hold,
         )
     )
     root = snapshots_in(Path(config.run.dir))
@@ -77,12 +71,6 @@ def begin_uploads(
             if folder == start.folder or (waits and step_of(folder) < state.step):
                 hand_over(console, uploads, config, folder)
     return uploads
-
-
-def _as_owner(state: RunState) -> Owner:
-    """This attempt, as others see it in the store."""
-    machine = machine_name(platform.node())
-    return Owner(state.run_id, state.attempt_id, USUAL_SILENCE_SECONDS, machine, since=utc())
 
 
 def _policy(config: Config) -> Policy:
@@ -105,12 +93,11 @@ def hand_over(
     sample: str | None = None,
     best_loss: float | None = None,
     best: Best | None = None,
-    is_last: bool = False,
 ) -> None:
     """Offer a finished snapshot for upload, with a model card and the present curves.
 
     `best_loss` goes into the card where it is newer than the snapshot's. `best` is the snapshot
-    with the lowest held-out loss, if that is kept. The attempt ends after one that `is_last`.
+    with the lowest held-out loss, if that is kept.
     """
     if uploads is None or snapshot is None or uploads.status().off:
         return
@@ -132,12 +119,11 @@ def hand_over(
             best=best,
             speed=console.speed_in_words(),
             proof=None if proof is None else in_words(proof),
-            owner=uploads.owner(is_last),
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
         return
-    uploads.offer(snapshot, Card(text, picture), best, is_last)
+    uploads.offer(snapshot, Card(text, picture), best)
 
 
 def longest_finish_seconds(config: Config) -> float:

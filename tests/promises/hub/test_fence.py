@@ -1,386 +1,358 @@
-"""Several attempts of a run on one repo: one owns it, and a living one's newest step gets there.
+"""Several attempts of a run on one store: the one of the highest generation owns it.
 
-The clock is the test's. Snapshots are tiny, the client and the server are real.
+A state machine drives two to three attempts through both kinds of store, in memory. The others
+upload to a loopback Hub, or are whole trainings.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import hubs
-from config.compose import load_config
-from loopback_hub import LoopbackHub
-from snapshot.disk.files import folder_name, write_json
-from snapshot.disk.writing import atomic_snapshot
-from store.errors import HubConflict
-from store.fence import Fenced, Held
+import runs
+from in_memory import FAULTS, KINDS, Fault, Killed, Shared
+from snapshot.disk.files import MANIFEST, MANIFEST_FORMAT, folder_name
+from snapshot.disk.state import FORMAT_VERSION, STATE, RunState
+from store.errors import HubError
+from store.fence import Behind, Fence, Fenced
 from store.fetch import read_repo
-from store.ownership import DONE
-from store.repo import Hub
+from store.files_attempt import FilesAttempt
+from store.latest import LATEST, Latest, folders_in, remote_step
 from store.repo_attempt import RepoAttempt
-from store.store import Policy, Upload, UploadTarget
-from store.uploader import Uploader
-from training.reporting.console import Console
-from training.run.uploading import finish_uploads
+from store.store import Card, Policy, Store, Upload, UploadTarget
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
 )
-MINUTE = 60.0
-EVERY = 10 * MINUTE
-"""Between two snapshots of a living attempt."""
-
-
-def tiny(root: Path, step: int) -> Path:
-    """A folder that an upload takes for a snapshot."""
-    with atomic_snapshot(root, folder_name(step)) as folder:
-        write_json(folder / "config.json", {"step": step})
-    return root / folder_name(step)
+KEEP, MILESTONE = 2, 40
+ATTEMPTS = {"repo": RepoAttempt, "files": FilesAttempt}
+FOREIGN_IN_FILES = {"snapshots/step-00000010-cafecafe/model.safetensors": b"no manifest"}
+FOREIGN = {"notes.txt": b"mine", "snapshots/notes.txt": b"mine", **FOREIGN_IN_FILES}
 
 
 @dataclass
 class Trainer:
-    """One attempt: it takes snapshots, uploads the newest, and dies."""
+    """One attempt: it trains on, uploads its newest snapshot, and may die."""
 
     name: str
-    attempt: RepoAttempt
-    hub: hubs.Interrupted
-    root: Path
+    client: Store
+    attempt: RepoAttempt | FilesAttempt
     step: int
-    started: float
-    living: bool = True
+    was_read: bool
+    generation: int
+    """What it should write; 0 where the start could not read the store."""
     pending: Upload | None = None
-    said: list[str] = field(default_factory=list)
-
-    def snapshot(self, is_last: bool = False) -> None:
-        self.step += 10
-        self.pending = Upload(
-            tiny(self.root, self.step), hubs.Card("# card\n"), None, DONE if is_last else ""
-        )
-        self.upload()
-
-    def upload(self) -> None:
-        """One try of the uploader."""
-        if self.pending is not None:
-            try:
-                self.attempt.upload(self.pending)
-                self.pending = None
-            except (Held, HubConflict) as error:
-                self.said.append(str(error))
-
-
-class Scene:
-    """Attempts of one run, whose clocks differ by hours, and a repo."""
-
-    def __init__(self, hub: LoopbackHub, folder: Path) -> None:
-        hub.create(hubs.REPO)
-        self.hub, self.folder, self.now = hub, folder, 0.0
-        self.trainers: list[Trainer] = []
-        self.told: list[str] = []
-
-    def start(self) -> Trainer:
-        """An attempt on a machine with an empty disk, which resumes from the repo."""
-        name = "ABCDEFGHIJ"[len(self.trainers)]
-        client = hubs.Interrupted(hubs.REPO, lambda: None)
-        known = read_repo(client).latest
-        policy = Policy(3, 0.0, None, private=True, takeover=False)
-        target = UploadTarget(client, policy, "run", name, known)
-        wrong = len(self.trainers) * 60 * MINUTE
-        attempt = RepoAttempt(client, target, self.told.append, lambda: self.now - wrong)
-        step = 0 if known is None else known.step
-        trainer = Trainer(name, attempt, client, self.folder / name, step, self.now)
-        self.trainers.append(trainer)
-        return trainer
-
-    def living(self) -> list[Trainer]:
-        return [one for one in self.trainers if one.living]
-
-    def wait(self, minutes: float, train: bool = False) -> None:
-        """Time passes, and what is due in each living attempt is done."""
-        until = self.now + minutes * MINUTE
-        while self.now < until:
-            self.now += MINUTE
-            for one in self.living():
-                if train and (self.now - one.started) % EVERY == 0:
-                    one.snapshot()
-                elif one.attempt.seconds_until_beat() <= 0:
-                    one.attempt.beat()
-                elif self.now % (2 * MINUTE) == 0:
-                    one.upload()
-
-    def owners(self) -> list[tuple[str, int]]:
-        """By commit that changed the owner: the attempt, and its step."""
-        commits = [(one["attempt_id"], one["step"]) for one in hubs.all_latest(self.hub)]
-        return [next(group) for _, group in itertools.groupby(commits, key=lambda one: one[0])]
+    living: bool = True
+    is_fenced: bool = False
 
     @property
-    def owner(self) -> str:
-        return hubs.latest(self.hub).get("attempt_id", "-")
+    def uploads(self) -> bool:
+        return self.living and not self.is_fenced
 
 
-def assert_newest_is_there(scene: Scene) -> None:
-    """What holds in the end, whatever has happened."""
-    owner = next(one for one in scene.trainers if one.name == scene.owner)
-    if scene.living():
-        assert owner.living
-        assert hubs.step_of(scene.hub) == owner.step
-        assert owner.pending is None
+class Attempts(RuleBasedStateMachine):
+    """Attempts of one run, their faults, and what must hold after each of them."""
 
+    kind = "repo"
 
-def before(scene: Scene, one: Trainer, other: Callable[[], Trainer]) -> Trainer:
-    """The dying attempt uploads when the other has started, and before it uploads."""
-    second = other()
-    one.snapshot(is_last=True)
-    one.living = False
-    second.snapshot()
-    return second
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        self.shared = Shared(on_delete=self.check_deletion)
+        self.trainers: list[Trainer] = []
+        self.foreign: dict[str, bytes] = {}
 
+    def teardown(self) -> None:
+        shutil.rmtree(self.root)
 
-def without_a_word(scene: Scene, one: Trainer, other: Callable[[], Trainer]) -> Trainer:
-    """The same, killed before it could say that it ends."""
-    second = other()
-    one.snapshot()
-    one.living = False
-    second.snapshot()
-    assert "This one takes over when that one has been silent for" in second.said[-1]
-    return second
+    # What happens.
 
+    @precondition(lambda self: sum(one.living for one in self.trainers) < 3)
+    @rule(reads=st.sampled_from(["now", "now", "now", "stale", "nothing"]), own=st.integers(0, 9))
+    def start(self, reads: str, own: int) -> None:
+        """An attempt begins at what it reads; where it reads nothing, at a step of its disk."""
+        name = f"{len(self.trainers):032x}"[::-1]
+        client = KINDS[self.kind](self.shared, name)
+        client.begin(Fault("stale", 1) if reads == "stale" else None)
+        repo = None if reads == "nothing" else read_repo(client)
+        known = None if repo is None else repo.latest
+        step = 10 * own if repo is None else 0 if known is None else known.step
+        # hub.milestone_every keeps folders in a store of files; in a repo it sets tags.
+        milestone = MILESTONE if self.kind == "files" else None
+        policy = Policy(KEEP, 0.0, None, True, takeover=False, milestone_every=milestone)
+        target = UploadTarget(client, policy, "run", name, known, repo_was_read=repo is not None)
+        attempt = ATTEMPTS[self.kind](client, target, lambda text: None)
+        generation = 0 if repo is None else 1 + (0 if known is None else known.generation)
+        if reads == "now" and self.shared.written:
+            # So the later of two starts owns the run.
+            assert generation > max(latest.generation for latest, _ in self.shared.written)
+        self.trainers.append(Trainer(name, client, attempt, step, repo is not None, generation))
 
-def during(scene: Scene, one: Trainer, other: Callable[[], Trainer]) -> Trainer:
-    """The dying attempt's commit comes between the contents and the commit of the other."""
-    second = other()
-    second.hub.then = lambda: one.snapshot(is_last=True)
-    second.snapshot()
-    one.living = False
-    return second
-
-
-def after(scene: Scene, one: Trainer, other: Callable[[], Trainer]) -> Trainer:
-    """The dying attempt uploads when the other has uploaded."""
-    second = other()
-    second.snapshot()
-    one.snapshot(is_last=True)
-    one.living = False
-    assert scene.owner == second.name
-    return second
-
-
-def overwriting(scene: Scene, one: Trainer, other: Callable[[], Trainer]) -> Trainer:
-    """The same at a server that ignores the parent of a commit."""
-    scene.hub.fault("commit", "ignore-parent", times=None)
-    second = other()
-    one.hub.then = lambda: None
-    confirm = one.attempt._confirm
-    one.attempt._confirm = lambda *_: second.snapshot()  # in the moment after it has looked
-    one.snapshot(is_last=True)
-    one.attempt._confirm = confirm
-    one.living = False
-    assert scene.owner == one.name
-    return second
-
-
-@pytest.mark.parametrize("order", [before, without_a_word, during, after, overwriting])
-def test_the_last_upload_of_a_dying_attempt_fences_no_other(near_hub, tmp_path, order):
-    scene = Scene(near_hub, tmp_path)
-    first = scene.start()
-    scene.wait(20, train=True)
-    assert hubs.step_of(near_hub) == first.step == 20
-    second = order(scene, first, scene.start)
-    scene.wait(60, train=True)
-    assert_newest_is_there(scene)
-    assert scene.owner == second.name
-    takeovers = [one for one in scene.told if "this one continues there" in one]
-    assert len(takeovers) == (order is not after)
-    hubs_commits = [one["attempt_id"] for one in hubs.all_latest(near_hub)]
-    assert hubs_commits == sorted(hubs_commits) or order is overwriting
-
-
-@pytest.mark.parametrize("keeps", ["A", "B"])
-def test_of_two_living_attempts_one_keeps_the_repo(near_hub, tmp_path, keeps):
-    """The first that uploads after the later start; it is taken over from when it dies."""
-    scene = Scene(near_hub, tmp_path)
-    first = scene.start()
-    scene.wait(20, train=True)
-    second = scene.start()
-    (first if keeps == "A" else second).snapshot()
-    scene.wait(60, train=True)
-    assert [name for name, _ in scene.owners()] == (["A"] if keeps == "A" else ["A", "B"])
-    assert_newest_is_there(scene)
-    owner, other = (first, second) if keeps == "A" else (second, first)
-    owner.living = False
-    scene.wait(60, train=True)
-    assert scene.owner == other.name
-    assert_newest_is_there(scene)
-
-
-def test_when_both_are_dead_the_next_start_uploads_at_once(near_hub, tmp_path):
-    scene = Scene(near_hub, tmp_path)
-    first = scene.start()
-    scene.wait(20, train=True)
-    second = scene.start()
-    first.snapshot()
-    first.living = second.living = False
-    third = scene.start()
-    third.snapshot()
-    assert (scene.owner, hubs.step_of(near_hub)) == ("C", 40)
-    assert scene.told == []
-
-
-def test_an_owner_with_rare_snapshots_shows_that_it_lives(near_hub, tmp_path):
-    """The other would take over after an hour, and does when the owner has died."""
-    scene = Scene(near_hub, tmp_path)
-    rare = scene.start()
-    scene.wait(3 * 60)
-    rare.snapshot()
-    other = scene.start()
-    rare.snapshot()
-    commits = near_hub.count("commit")
-    other.snapshot()
-    scene.wait(3 * 60)
-    assert (scene.owner, near_hub.count("commit") - commits) == ("A", 4)
-    rare.living = False
-    scene.wait(2 * 60)
-    assert scene.owner == "B"
-    beats = [one["heartbeat"] for one in hubs.all_latest(near_hub) if one["attempt_id"] == "A"]
-    assert beats == list(range(1, 7))
-
-
-def test_the_uploads_of_one_attempt_alone_are_its_only_commits(near_hub, tmp_path):
-    scene = Scene(near_hub, tmp_path)
-    scene.start()
-    scene.wait(120, train=True)
-    assert len(hubs.all_latest(near_hub)) == 12
-
-
-def test_an_owner_shows_that_it_lives_between_two_uploads(near_hub, tmp_path, monkeypatch):
-    """With hub.min_interval_seconds=7200, in the real thread; a second stands for an hour."""
-    for name in ("SHORTEST", "USUAL"):
-        monkeypatch.setattr(f"store.fence.{name}_SILENCE_SECONDS", 1)
-    near_hub.create(hubs.REPO)
-    policy = Policy(3, 7200.0, None, private=True, takeover=False)
-    uploads = Uploader(UploadTarget(Hub(hubs.REPO, 5.0), policy, "run", "A"))
-    for step in (10, 20):
-        uploads.offer(tiny(tmp_path, step), hubs.Card("# card\n"))
-        near_hub.wait_for(lambda: hubs.step_of(near_hub) == 10)
-    near_hub.wait_for(lambda: hubs.latest(near_hub)["heartbeat"] >= 3)
-    assert hubs.step_of(near_hub) == 10
-    uploads.offer(tiny(tmp_path, 30), hubs.Card("# card\n"), is_last=True)
-    assert uploads.flush(30)
-    assert (hubs.step_of(near_hub), hubs.latest(near_hub)["silence_seconds"]) == (30, 0)
-
-
-@pytest.mark.parametrize("step", [20, 40])
-@pytest.mark.parametrize("ends", [False, True], ids=["lives", "has ended"])
-def test_the_end_of_a_run_says_what_the_repo_has_instead(near_hub, tmp_path, capsys, step, ends):
-    """It waits for no owner that lives, and the next start loses nothing of either."""
-    near_hub.create(hubs.REPO)
-    policy = Policy(3, 0.0, None, private=True, takeover=False)
-    owner, other = (
-        Uploader(UploadTarget(Hub(hubs.REPO, 5.0), policy, "run", name)) for name in "AB"
+    @precondition(lambda self: any(one.uploads for one in self.trainers))
+    @rule(
+        who=st.integers(0, 9),
+        again=st.booleans(),
+        fault=st.sampled_from([None, None, *FAULTS]),
+        at=st.integers(1, 30),
+        other=st.integers(0, 9),
     )
-    owner.offer(tiny(tmp_path / "A", step), hubs.Card("# card\n"), is_last=ends)
-    assert owner.flush(30)
-    other.offer(mine := tiny(tmp_path / "B" / "snapshots", 30), hubs.Card("# card\n"), None, True)
-    config = load_config([f"run.dir={tmp_path / 'B'}", f"hub.repo_id={hubs.REPO}"])
-    begun = time.monotonic()
-    finish_uploads(Console(True, 30, 0), config, other, SimpleNamespace(seconds_left=lambda: 1e9))
-    assert time.monotonic() - begun < config.hub.flush_seconds / 2
-    said = capsys.readouterr().out.splitlines()[-1]
-    if ends and step < 30:
-        assert "me/run has step 30; uploads sent" in said
-    elif step < 30:
-        assert "me/run has step 20, not the newest" in said
-        assert said.endswith("The same command uploads it at its next start.")
-    else:
-        assert "me/run has step 40 of another attempt, not step 30 of this" in said
-        assert said.endswith("The same command continues from the later one.")
-    assert mine.is_dir()
-    assert hubs.step_of(near_hub) == max(step, 30 if ends else 0)
+    def upload(self, who: int, again: bool, fault: str | None, at: int, other: int) -> None:
+        """A snapshot of the next step, or the one that failed, with a fault at some request."""
+        living = [one for one in self.trainers if one.uploads]
+        one, another = living[who % len(living)], living[other % len(living)]
+        then = (lambda: None) if another is one else (lambda: self.uploaded(another, False, None))
+        self.uploaded(one, again, None if fault is None else Fault(fault, at, then))
+
+    def uploaded(self, one: Trainer, again: bool, fault: Fault | None) -> None:
+        if one.pending is None or not again:
+            one.step += 10
+            one.pending = Upload(self.snapshot(one), Card("# card\n"))
+        one.client.begin(fault)
+        step = one.pending.step
+        try:
+            one.attempt.upload(one.pending)
+            one.pending = None
+            one.attempt.tidy(step)
+        except Fenced:
+            one.is_fenced = True
+        except Behind:
+            assert not one.was_read
+            one.pending = None
+        except HubError:
+            pass  # tried again
+        except Killed:
+            one.living = False
+
+    def snapshot(self, one: Trainer) -> Path:
+        """What an upload takes for a snapshot: no file of it is another one's."""
+        folder = self.root / one.name / folder_name(one.step)
+        folder.mkdir(parents=True)
+        state = asdict(RunState("run", one.name, one.step, 0, 1, None, {}, {}))
+        files = {
+            "config.json": json.dumps({"step": one.step, "by": one.name}).encode(),
+            STATE: json.dumps({"format_version": FORMAT_VERSION, **state}).encode(),
+        }
+        entries = [
+            {"path": path, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for path, content in files.items()
+        ]
+        manifest = {"format": MANIFEST_FORMAT, "files": entries}
+        for path, content in {**files, MANIFEST: json.dumps(manifest).encode()}.items():
+            (folder / path).write_bytes(content)
+        return folder
+
+    @precondition(lambda self: any(one.living for one in self.trainers))
+    @rule(who=st.integers(0, 9))
+    def kill(self, who: int) -> None:
+        living = [one for one in self.trainers if one.living]
+        living[who % len(living)].living = False
+
+    @precondition(lambda self: LATEST in self.shared.now)
+    @rule(path=st.sampled_from(sorted(FOREIGN)))
+    def put_foreign_file(self, path: str) -> None:
+        """Somebody adds a file, in a store of files to the folder of a snapshot."""
+        if self.kind == "files" and path not in FOREIGN_IN_FILES:
+            path = f"{folders_in(self.shared.now)[0]}/notes.txt"
+        self.foreign[path] = content = FOREIGN.get(path, b"mine")
+        self.shared.change("somebody", {path: content}, set(), False)
+
+    @precondition(lambda self: any(one.uploads for one in self.trainers))
+    @rule(first=st.integers(0, 9))
+    def settle(self, first: int) -> None:
+        """Without faults, at most one attempt is left that uploads, and it owns the run."""
+        living = [one for one in self.trainers if one.uploads]
+        for one in 2 * (living[first % len(living) :] + living[: first % len(living)]):
+            if not one.was_read and self.newest() is not None:
+                one.step = max(one.step, self.newest().step)
+            if one.uploads:
+                self.uploaded(one, True, None)
+        left = [one for one in living if one.uploads]
+        assert len(left) <= 1
+        newest, written = self.newest(), [latest for latest, _ in self.shared.written]
+        assert newest.generation == max(latest.generation for latest in written)
+        if left:
+            assert newest.attempt_id == left[0].name
+        for one in living:  # the others were before it, as far as generations tell
+            assert one.uploads or newest.generation >= one.attempt._fence.generation
+
+    # What must hold.
+
+    def newest(self):
+        """latest.json as the next start reads it, by the shipped code."""
+        return read_repo(KINDS[self.kind](self.shared, "")).latest
+
+    @invariant()
+    def the_newest_step_of_the_highest_generation_is_found(self) -> None:
+        """Except where two attempts wrote at once to a store of files: until the owner's next."""
+        if not self.shared.written:
+            return
+        last, disturbed = self.shared.written[-1]
+        highest = max(latest.generation for latest, _ in self.shared.written)
+        if last.generation < highest:
+            assert self.kind == "files"
+            assert disturbed
+            return
+        mine = [one for one, _ in self.shared.written if one.attempt_id == last.attempt_id]
+        assert last.step == max(one.step for one in mine)
+        repo = read_repo(KINDS[self.kind](self.shared, ""))
+        assert repo.latest == last
+        found = repo.folders()[0]
+        assert found == last.folder
+        manifest = self.shared.now[f"{found}/{MANIFEST}"]
+        assert hashlib.sha256(manifest).hexdigest() == last.manifest_sha256
+
+    @invariant()
+    def every_snapshot_is_whole(self) -> None:
+        for folder in self.shared.whole():
+            for entry in json.loads(self.shared.now[f"{folder}/{MANIFEST}"])["files"]:
+                content = self.shared.now[f"{folder}/{entry['path']}"]
+                assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+
+    @invariant()
+    def nothing_foreign_is_touched(self) -> None:
+        assert {path: self.shared.now.get(path) for path in self.foreign} == self.foreign
+
+    def check_deletion(self, attempt: str, before: dict[str, bytes], paths: set[str]) -> None:
+        """An attempt deletes whole snapshots only beyond the newest ones up to its own step."""
+        gone = {path.rpartition("/")[0] for path in paths if path.endswith(f"/{MANIFEST}")}
+        (one,) = [trainer for trainer in self.trainers if trainer.name == attempt]
+        up_to = [folder for folder in folders_in(before) if remote_step(folder) <= one.step]
+        # In a repo the commit that deletes is also the one that adds the newest.
+        keep = KEEP - (self.kind == "repo")
+        for folder in gone:
+            assert folder in up_to[keep:], (folder, up_to)
+            assert self.kind == "repo" or remote_step(folder) % MILESTONE
 
 
-def test_another_run_is_never_taken_over_by_waiting(near_hub, tmp_path):
-    scene = Scene(near_hub, tmp_path)
-    mine = scene.start()
-    policy = Policy(3, 0.0, None, private=True, takeover=False)
-    target = UploadTarget(mine.hub, policy, "other", "X")
-    other = RepoAttempt(mine.hub, target, scene.told.append, lambda: scene.now)
-    mine.snapshot(is_last=True)
-    upload = Upload(tiny(tmp_path / "other", 20), hubs.Card("# card\n"))
-    for _ in range(2):
-        with pytest.raises(Fenced, match="another run has uploaded step 10"):
-            other.upload(upload)
-        scene.now += 48 * 60 * MINUTE
+class OnRepo(Attempts):
+    kind = "repo"
 
 
-def happen(scene: Scene, chosen: random.Random) -> str:
-    """One random event; its name."""
-    living = scene.living()
-    if not living or (len(scene.trainers) < 5 and chosen.random() < 0.25):
-        return f"{scene.start().name} starts"
-    one = chosen.choice(living)
-    kind = chosen.choice(["snapshot", "snapshot", "wait", "dies", "ends", "late", "during"])
-    if kind == "wait":
-        scene.wait(minutes := chosen.choice([3, 12, 40]))
-        return f"{minutes} min"
-    if kind == "during" and len(living) > 1:
-        other = chosen.choice([another for another in living if another is not one])
-        one.hub.then = lambda: other.snapshot()
-        one.snapshot()
-        return f"{one.name} uploads, {other.name} in between"
-    if kind in ("dies", "ends", "late") and len(scene.trainers) > 4 and len(living) == 1:
-        kind = "snapshot"  # somebody has to live on
-    if kind != "dies":
-        one.snapshot(is_last=kind == "ends")
-    one.living = kind not in ("dies", "ends", "late")
-    return {
-        "dies": f"{one.name} dies",
-        "ends": f"{one.name} uploads its last and ends",
-        "late": f"{one.name} uploads and dies",
-    }.get(kind, f"{one.name} uploads")
+class OnFiles(Attempts):
+    kind = "files"
 
 
-def random_order(hub: LoopbackHub, folder: Path, seed: int) -> str:
-    """A random order of events, then two hours of calm; its line of the table."""
-    scene, chosen = Scene(hub, folder), random.Random(seed)
-    events = [f"{scene.start().name} starts"]
-    events += [happen(scene, chosen) for _ in range(8)]
-    if not scene.living():
-        events.append(f"{scene.start().name} starts")
-    unrest = len(hubs.all_latest(hub))
-    scene.wait(130, train=True)
-    assert_newest_is_there(scene)
-    calm = [one["attempt_id"] for one in hubs.all_latest(hub)[unrest:]]
-    assert len([name for name, _ in itertools.groupby(calm)]) <= 2
-    # Of two that live none gets the repo back that it has lost to the other.
-    names = [name for name, _ in scene.owners()]
-    again = {name for name in names if names.count(name) > 1}
-    for name in again:
-        between = names[names.index(name) + 1 : len(names) - names[::-1].index(name) - 1]
-        assert not any(one.living for one in scene.trainers if one.name in between)
-    living = ", ".join(f"{one.name} at {one.step}" for one in scene.living())
-    return f"{'; '.join(events)} | {living} | {scene.owner}, step {hubs.step_of(hub)}"
-
-
+@pytest.mark.parametrize("machine", [OnRepo, OnFiles], ids=["repo", "files"])
 @pytest.mark.parametrize(
-    "seeds",
-    [
-        range(2),
-        pytest.param(range(2, 8), marks=pytest.mark.thorough),
-        pytest.param(range(8, 20), marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "examples", [15, pytest.param(250, marks=pytest.mark.thorough)], ids=["some", "thorough"]
 )
-def test_in_any_order_the_newest_step_of_a_living_attempt_wins(tmp_path, monkeypatch, seeds):
-    print("\norder of events | alive in the end | in the repo")
-    for seed in seeds:
-        with LoopbackHub(tmp_path / f"hub-{seed}", new_port=True, use_xet=False) as hub:
-            hubs.lead_here(hub, monkeypatch)
-            print(random_order(hub, tmp_path / f"run-{seed}", seed))
+def test_attempts_in_any_order_with_any_faults(machine, examples):
+    """500 examples over both kinds of store with `-m thorough`, 30 without."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=examples < 100,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def found(generation: int, attempt: str = "other", run: str = "run", step: int = 10) -> Latest:
+    folder = f"snapshots/step-{step:08d}-{attempt[:8]}"
+    return Latest(run, attempt, generation, step, folder, "0" * 64)
+
+
+def test_the_rule_of_the_fence():
+    fence = Fence("me/run", "run", "mine", found(3), was_read=True, takes_over=False)
+    fence.check(found(3, step=90), 20)  # the last upload of an attempt that is replaced
+    assert fence.generation == 4
+    fence.check(found(4), 20)  # another start read the same, and may have died since
+    assert fence.generation == 5
+    fence.check(found(5, "mine"), 20)  # the answer was lost
+    fence.has_uploaded = True
+    fence.check(found(4), 30)
+    with pytest.raises(Fenced, match="another start of this run uploads to me/run now"):
+        fence.check(found(5), 30)
+    with pytest.raises(Fenced, match="another run has uploaded step 10 to me/run"):
+        fence.check(found(1, run="another"), 30)
+
+
+def test_a_start_that_could_not_read_the_store_uploads_once_it_is_ahead():
+    """What another attempt has uploaded meanwhile, or long before, is never replaced by less."""
+    fence = Fence("me/run", "run", "mine", None, was_read=False, takes_over=False)
+    with pytest.raises(Behind, match="which this start could not read"):
+        fence.check(found(3, step=1000), 30)
+    fence.check(found(3, step=1000), 1000)
+    assert fence.generation == 4
+    assert Fence("me/run", "run", "mine", None, True, False).generation == 1
+
+
+def test_a_takeover_lasts_until_the_first_upload():
+    known = found(7, run="another")
+    fence = Fence("me/run", "run", "mine", known, was_read=True, takes_over=True)
+    fence.check(found(9, run="another"), 10)
+    assert fence.generation == 10
+    fence.has_uploaded = True
+    with pytest.raises(Fenced, match=r"start again with hub\.takeover=true"):
+        fence.check(found(11, run="another"), 10)
+
+
+def slow(small: list[str], seconds: float, run_dir: Path, *more: str) -> list[str]:
+    """The command of a run whose steps take a while."""
+    words = [*small, "model.dropout=0.1", "train.eval_every=1000", "run.name=run"]
+    words += hubs.words(run_dir, *more)
+    return runs.command(str(seconds), *words, script="tests/support/slow_steps.py")
+
+
+@pytest.mark.slow
+def test_killed_five_times_with_an_emptied_disk_the_bits_are_those_of_one_run(
+    finished_run, small, tmp_path, hub
+):
+    for number in range(5):
+        here, step = tmp_path / str(number), hubs.step_of(hub)
+        words = slow(small, 0.2, here, "snapshot.every=3")
+        with runs.started(words, **hub.environment()) as process:
+            runs.wait_until(lambda step=step: hubs.step_of(hub) > step, process)
+            process.kill()
+        shutil.rmtree(here)
+    assert hubs.step_of(hub) < 30
+    there = tmp_path / "there"
+    rest = runs.run(slow(small, 0, there, "snapshot.every=3"), **hub.environment())
+    assert rest.returncode == 0, rest.stderr
+    assert f"fetched from {hubs.REPO}@" in rest.stdout
+    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(there, 30))
+    assert runs.losses(there) == runs.losses(finished_run)
+    generations = [one["generation"] for one in hubs.all_latest(hub)]
+    assert generations == sorted(generations)
+    assert generations[-1] >= 6
+    hubs.assert_always_whole(hub)
+
+
+@pytest.mark.thorough
+def test_of_two_living_attempts_the_later_owns_and_the_earlier_trains_on(small, tmp_path, hub):
+    more = ("train.max_steps=120", "snapshot.every=10")
+    first, second = (slow(small, 0.15, tmp_path / name, *more) for name in ("a", "b"))
+    with runs.started(first, into=tmp_path / "first", **hub.environment()) as one:
+        runs.wait_until(lambda: hubs.step_of(hub), one)
+        with runs.started(second, into=tmp_path / "second", **hub.environment()) as other:
+            assert (one.wait(120), other.wait(120)) == (0, 0)
+    said, of_later = ((tmp_path / name).read_text() for name in ("first", "second"))
+    assert said.count("another start of this run uploads to me/run now") == 1
+    assert "me/run lacks the end of this run: uploads have stopped, see above" in said
+    assert "this one stops uploading" not in of_later
+    assert "hub       me/run has step 120" in of_later
+    by_attempt = [one["attempt_id"] for one in hubs.all_latest(hub)]
+    assert by_attempt == sorted(by_attempt, key=by_attempt.index)  # none of them twice
+    assert (hubs.latest(hub)["generation"], hubs.step_of(hub)) == (2, 120)
+    runs.assert_same_bits(*(runs.snapshot(tmp_path / name, 120) for name in ("a", "b")))
+    hubs.assert_always_whole(hub)

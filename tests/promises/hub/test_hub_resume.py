@@ -250,7 +250,7 @@ def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small,
 def test_a_damaged_repo_is_passed_over_and_said(finished_run, small, tmp_path, hub):
     hubs.seed(hub, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
     repo = hub.repo(hubs.REPO)
-    path = "snapshots/step-00000030/optimizer.safetensors"
+    path = f"{hubs.folder_of(runs.snapshot(finished_run, 30))}/optimizer.safetensors"
     damaged = bytearray(repo.read(repo.head, path))
     damaged[-1] ^= 1
     hub.commit_files(hubs.REPO, {path: bytes(damaged)})

@@ -11,8 +11,6 @@ import hubs
 import runs
 from loopback_hub import LoopbackHub
 from many_snapshots import copied
-from snapshot.disk.files import manifest_sha256
-from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
@@ -24,10 +22,10 @@ from store.uploader import Uploader
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
 )
-OURS = json.loads(latest_as_bytes(Latest("run", "a", 7, "snapshots/step-00000007", "0" * 64)))
+OURS = json.loads(latest_as_bytes(Latest("run", "a", 1, 7, "snapshots/step-00000007-a", "0" * 64)))
 FOREIGN = {
     "another program's": {"version": 3},
-    "of a newer version": {**OURS, "format_version": 2},
+    "of a newer version": {**OURS, "format_version": 3},
     "without a run": {**OURS, "run_id": ""},
     "damaged": None,
 }
@@ -149,9 +147,9 @@ def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, tak
     best = Best(1, 2.0, snapshot_of(1))
     upload(hubs.uploader(keep=3), *map(snapshot_of, (1, 2, 3)), best=best)
     mine = {
-        "snapshots/step-00000001/notes.txt": b"in a snapshot",
-        "snapshots/step-00000002/model.safetensors": b"in place of a snapshot's",
-        "snapshots/step-00000009/model.safetensors": b"no snapshot",
+        "snapshots/step-00000001-attempt/notes.txt": b"in a snapshot",
+        "snapshots/step-00000002-attempt/model.safetensors": b"in place of a snapshot's",
+        "snapshots/step-00000009-attempt/model.safetensors": b"no snapshot",
         "best/notes.txt": b"beside the best",
         "model-00001-of-00002.safetensors": b"at the top",
         "model.gguf": b"made of it",
@@ -160,25 +158,28 @@ def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, tak
     seen = hubs.latest(near_hub)
     run, ended = ("other", ()) if takes_over else ("run", ("attempt",))
     known = Latest(**{name: seen[name] for name in Latest.__dataclass_fields__ if name in seen})
-    later = hubs.uploader(run_id=run, attempt_id="b", ended=ended, seen=known, keep=1)
+    later = hubs.uploader(
+        run_id=run, attempt_id="b", ended=ended, seen=known, keep=1, takeover=takes_over
+    )
     upload(later, *map(snapshot_of, (4, 5)), best=Best(4, 1.0, snapshot_of(4)))
     repo = near_hub.repo(hubs.REPO)
     assert {path: repo.read("main", path) for path in mine} == mine
     others = {path for path in repo.files("main") if path.startswith("snapshots/")} - mine.keys()
-    assert {path.split("/")[1] for path in others} == {"step-00000005"}
+    assert {path.split("/")[1] for path in others} == {"step-00000005-b"}
     assert json.loads(repo.read("main", "best/state.json"))["step"] == 4
     # What was in the place of somebody's file is a manifest's, and is gone.
     kept = sum(entry.size for entry in repo.files("main").values() if entry.is_lfs)
     assert repo.contents.bytes_of_large() == kept
 
 
-def test_a_run_s_repo_without_a_format_version_is_known(near_hub, finished_run):
+def test_a_store_that_0_1_0_wrote_is_refused_with_the_remedy(near_hub, finished_run, tmp_path):
     newest = runs.snapshot(finished_run, 30)
-    run_id = read_state(newest).run_id
-    hubs.put(near_hub, newest, 30, run=run_id)
-    older = {
-        name: value for name, value in hubs.latest(near_hub).items() if name != "format_version"
-    }
+    hubs.seed(near_hub, newest)
+    older = {"format_version": 1, "run_id": "1" * 32, "attempt_id": "2" * 32, "step": 30}
     near_hub.commit_files(hubs.REPO, {"latest.json": json.dumps(older).encode()})
-    start = choose_start(finished_run, "auto", hubs.store())
-    assert start.known_latest.manifest_sha256 == manifest_sha256(newest)
+    with pytest.raises(SnapshotError) as refused:
+        choose_start(tmp_path / "run", "auto", hubs.store())
+    assert str(refused.value) == (
+        "hub.repo_id=me/run cannot be used: me/run was written by 0.1.0: train on from its weights "
+        "with model.pretrained=me/run, and name another store."
+    )

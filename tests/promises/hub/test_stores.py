@@ -37,6 +37,11 @@ FIRST, SECOND = "a" * 32, "b" * 32
 POLICY = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
 
 
+def place_of(step: int, attempt: str = FIRST) -> str:
+    """The folder of a snapshot in a store."""
+    return f"snapshots/step-{step:08d}-{attempt[:8]}"
+
+
 @pytest.fixture(params=stores.cases(stores.KINDS))
 def place(request, tmp_path, monkeypatch):
     with stores.place(request.param, tmp_path, monkeypatch) as place:
@@ -185,11 +190,12 @@ def test_the_best_snapshot_is_uploaded_even_after_newer_ones(folder, snapshot_of
     assert_whole(folder)
 
 
-def test_a_best_json_whose_snapshot_a_store_has_not_is_ignored(folder, snapshot_of):
+def test_a_best_snapshot_that_a_store_has_not_is_ignored(folder, snapshot_of):
     """Or the next best one would have to be better than a loss that no snapshot has."""
     upload(uploader(folder), snapshot_of(3))
     for step, best in ((2, (0, None)), (3, (3, 1.0))):
-        folder.put(f"{RUN}/{FIRST}/best.json", f'{{"step": {step}, "loss": 1.0}}'.encode())
+        said = {**json.loads(folder.read("latest.json")), "best_step": step, "best_loss": 1.0}
+        folder.put("latest.json", json.dumps(said).encode())
         assert best_known(folder) == best
 
 
@@ -197,10 +203,9 @@ def test_a_snapshot_that_is_damaged_there_is_passed_over(folder, finished_run, t
     run_id = read_state(runs.snapshot(finished_run, 10)).run_id
     uploads = uploader(folder, run_id)
     upload(uploads, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
-    attempt = f"{run_id}/{FIRST}"
-    folder.remove(f"{attempt}/step-00000030/model.safetensors")
-    older = folder.read(f"{attempt}/step-00000010/optimizer.safetensors")
-    folder.put(f"{attempt}/step-00000020/optimizer.safetensors", older)
+    folder.remove(f"{place_of(30)}/model.safetensors")
+    older = folder.read(f"{place_of(10)}/optimizer.safetensors")
+    folder.put(f"{place_of(20)}/optimizer.safetensors", older)
     begun = started(folder, tmp_path / "run")
     assert begun.state.step == 10
     assert "model.safetensors is missing" in begun.warnings[0]
@@ -210,12 +215,12 @@ def test_a_snapshot_that_is_damaged_there_is_passed_over(folder, finished_run, t
 def test_what_another_attempt_is_uploading_is_not_deleted(s3, snapshot_of):
     first = uploader(s3, attempt_id=FIRST, keep=1)
     upload(first, snapshot_of(5))
-    slow = s3.fault("hang", "PUT", path="step-00000007/manifest")
+    slow = s3.fault("hang", "PUT", path=f"{place_of(7, SECOND)}/manifest")
     other = uploader(s3, attempt_id=SECOND, keep=1, was_read=True)
     other.offer(snapshot_of(7), Card(""))  # its contents are there, and its manifest hangs
     stores.wait_for(lambda: slow.hits)
     upload(first, *map(snapshot_of, (10, 11, 12)))
-    assert f"{RUN}/{SECOND}/step-00000007/model.safetensors" in s3.paths()
+    assert f"{place_of(7, SECOND)}/model.safetensors" in s3.paths()
     assert other.flush(60)
     assert_whole(s3)
     assert s3.steps() == [7, 12]
@@ -223,12 +228,12 @@ def test_what_another_attempt_is_uploading_is_not_deleted(s3, snapshot_of):
 
 def test_leavings_of_an_attempt_that_is_over_are_deleted(folder, snapshot_of):
     upload(uploader(folder, attempt_id=FIRST), snapshot_of(5))
-    half = folder.read(f"{RUN}/{FIRST}/step-00000005/model.safetensors")
-    folder.put(f"{RUN}/{FIRST}/step-00000006/model.safetensors", half)
+    half = folder.read(f"{place_of(5)}/model.safetensors")
+    folder.put(f"{place_of(6)}/model.safetensors", half)
     ended = {"ended_attempts": (FIRST,), "was_read": True}
     upload(uploader(folder, attempt_id=SECOND, keep=1, **ended), snapshot_of(10))
     assert {path.rpartition("/")[0] for path in folder.paths() if "/step-" in path} == {
-        f"{RUN}/{SECOND}/step-00000010"
+        place_of(10, SECOND)
     }
 
 
@@ -237,7 +242,7 @@ def test_a_snapshot_that_may_not_be_deleted_keeps_no_other(folder, snapshot_of, 
     delete = FileSystem.delete
 
     def refuse(store, paths):
-        if any("step-00000001/" in path for path in paths):
+        if any("step-00000001-" in path for path in paths):
             raise HubRefused("the object is locked")
         delete(store, paths)
 
@@ -254,8 +259,8 @@ def test_a_snapshot_that_may_not_be_deleted_keeps_no_other(folder, snapshot_of, 
 def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
     upload(uploader(place, keep=3), *map(snapshot_of, (1, 2)))
     mine = {
-        f"{RUN}/{FIRST}/step-00000001/notes.txt": b"in a snapshot",
-        f"{RUN}/{FIRST}/step-00000002/model.safetensors": b"in place of a snapshot's",
+        f"{place_of(1)}/notes.txt": b"in a snapshot",
+        f"{place_of(2)}/model.safetensors": b"in place of a snapshot's",
     }
     for path, content in mine.items():
         place.put(path, content)
@@ -264,17 +269,12 @@ def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
     upload(later, *map(snapshot_of, (4, 5)))
     assert {path: place.read(path) for path in mine} == mine
     others = {path for path in place.paths() if "/step-" in path} - mine.keys()
-    assert {path.split("/")[2] for path in others} == {"step-00000005"}
+    assert {path.split("/")[1] for path in others} == {f"step-00000005-{SECOND[:8]}"}
 
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "notes.txt",
-        "a/b/step-00000001/weights.safetensors",
-        f"{RUN}/{FIRST}/metrics/notes.txt",
-        "latest.json",
-    ],
+    ["notes.txt", "a/b/step-00000001/weights.safetensors", "metrics/notes.txt", "events.jsonl"],
 )
 def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
     place.put(path, b"mine")
@@ -291,14 +291,15 @@ def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
 
 
 def test_a_store_with_another_program_s_manifest_is_refused(folder, tmp_path):
-    folder.put(f"{RUN}/{FIRST}/step-00000001/manifest.json", b'{"files": 3}')
+    folder.put(f"{place_of(1)}/manifest.json", b'{"files": 3}')
+    folder.put(f"{place_of(1)}/state.json", b"{}")
     with pytest.raises(SnapshotError, match="is not a manifest of this format"):
         started(folder, tmp_path / "run", takeover=True)
 
 
 def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(folder, snapshot_of):
     upload(uploader(folder), snapshot_of(1), snapshot_of(2))
-    cut = f"{RUN}/{FIRST}/step-00000001/"
+    cut = f"{place_of(1)}/"
     folder.remove(f"{cut}manifest.json")
     mine = {f"{cut}notes.json": b"{}", f"{cut}lora.safetensors": b"mine"}
     for path, content in mine.items():
@@ -312,9 +313,9 @@ def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(folder, snapshot_of)
 
 
 def test_files_of_file_managers_are_ignored_and_stay(place, snapshot_of, tmp_path):
-    upload(uploader(place, run_id := read_state(snapshot_of(3)).run_id), snapshot_of(3))
+    upload(uploader(place, read_state(snapshot_of(3)).run_id), snapshot_of(3))
     names = (".DS_Store", "Thumbs.db", "._owner.json")
-    folders = ("", f"{run_id}/{FIRST}/", f"{run_id}/{FIRST}/step-00000003/")
+    folders = ("", "snapshots/", f"{place_of(3)}/")
     files = {folder + name for folder in folders for name in names}
     for path in files:
         place.put(path, b"desktop")
@@ -329,7 +330,7 @@ def test_a_store_that_cannot_be_listed_is_not_a_new_one(folder, snapshot_of, tmp
     real = os.scandir
 
     def scandir(path="."):
-        if str(path).endswith(SECOND):
+        if str(path).endswith(SECOND[:8]):
             raise OSError(errno.EIO, "Input/output error", str(path))
         return real(path)
 
@@ -352,20 +353,24 @@ def test_another_run_needs_a_takeover_and_then_replaces_all(place, snapshot_of, 
     assert place.steps() == [6]
 
 
-def test_two_attempts_of_a_run_damage_nothing(place, snapshot_of):
-    first = uploader(place, attempt_id=FIRST, keep=1)
+def test_of_two_attempts_of_a_run_the_later_start_owns_the_store(place, snapshot_of):
+    first = uploader(place, attempt_id=FIRST, keep=2)
     upload(first, snapshot_of(5))
-    other = uploader(place, attempt_id=SECOND, keep=1, was_read=True)
-    for step in range(3, 7):
-        first.offer(snapshot_of(2 * step), Card(""))
-        other.offer(snapshot_of(2 * step + 1), Card(""))
-    assert first.flush(60)
-    assert other.flush(60)
-    assert_whole(place)
-    assert place.steps()[-2:] == [12, 13]
     remote = place.open()
+    known = remote.latest("", remote.files(""))
+    later = uploader(place, attempt_id=SECOND, keep=2, known_latest=known, was_read=True)
+    upload(first, snapshot_of(8))  # as a preempted machine does in its grace time
+    upload(later, snapshot_of(7))
+    first.offer(snapshot_of(10), Card(""))
+    assert first.flush(60)
+    assert first.status().off
+    assert "another start of this run uploads to " in first.messages()[0]
+    assert place.steps() == [5, 7, 8]
+    upload(later, *map(snapshot_of, (9, 11)))
+    assert place.steps() == [9, 11]
     latest = remote.latest("", remote.files(""))
-    assert (latest.attempt_id, latest.step) == (SECOND, 13)
+    assert (latest.attempt_id, latest.generation, latest.step) == (SECOND, 2, 11)
+    assert_whole(place)
 
 
 @pytest.mark.parametrize("kind", stores.cases(["a folder", "S3"]))
@@ -380,23 +385,16 @@ def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
         assert other.flush(60)
         assert sorted([one.status().off, other.status().off]) == [False, True]
         fenced = one if one.status().off else other
-        assert any("this one does not upload" in said for said in fenced.messages())
+        assert any("this one stops uploading" in said for said in fenced.messages())
         kept = other if fenced is one else one
         upload(kept, snapshot_of(4))
         # With a takeover the other one replaces it, and that one finds out.
-        upload(uploader(place, "3" * 32, FIRST, takeover=True, was_read=True), snapshot_of(5))
+        upload(uploader(place, "3" * 32, "c" * 32, takeover=True, was_read=True), snapshot_of(5))
         kept.offer(snapshot_of(6), Card(""))
         assert kept.flush(60)
         assert kept.status().off
-        assert "another run uploads to " in "".join(kept.messages())
+        assert "another run has uploaded step 5 to " in "".join(kept.messages())
         assert 6 not in place.steps()
-
-
-def test_a_claim_without_a_snapshot_is_passed_over(folder, snapshot_of):
-    folder.open().create(private=True)
-    folder.put("owner.json", b'{"run_id": "' + OTHER_RUN.encode() + b'"}')
-    upload(uploader(folder), snapshot_of(1))
-    assert json.loads(folder.read("owner.json")) == {"run_id": RUN}
 
 
 FAULTS = {
@@ -409,7 +407,7 @@ FAULTS = {
     "a reset of a content": ("reset", "PUT", {"path": "optimizer"}),
     "the answer to a content lost": ("lost-answer", "PUT", {"path": "model.safe"}),
     "the answer to a manifest lost": ("lost-answer", "PUT", {"path": "manifest"}),
-    "the answer to a claim lost": ("lost-answer", "PUT", {"path": "owner"}),
+    "the answer to latest.json lost": ("lost-answer", "PUT", {"path": "latest"}),
     "a delete that fails": ("status", "DELETE", {}),
 }
 QUICK = {"a hang of a content", "the answer to a manifest lost"}
@@ -486,7 +484,7 @@ def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch
     (tmp_path / "large").write_bytes(content)
     store = s3.open(timeout=60.0)  # a part has 5 MiB
     s3.fault("status", "PUT", path="partNumber=2", status="403 Forbidden")
-    path = f"{RUN}/{FIRST}/step-00000001/model.safetensors"
+    path = f"{place_of(1)}/model.safetensors"
     with pytest.raises(HubRefused, match="Check the credentials and their permissions"):
         store.send({path: tmp_path / "large"})
     assert s3.paths() == []
@@ -502,7 +500,7 @@ def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("kind", stores.cases(stores.KINDS))
 def test_a_file_of_somebody_else_is_never_replaced(kind, tmp_path, monkeypatch):
-    path = f"{RUN}/{FIRST}/step-00000001/model.safetensors"
+    path = f"{place_of(1)}/model.safetensors"
     (tmp_path / "new").write_bytes(b"a run's")
     with stores.place(kind, tmp_path, monkeypatch) as place:
         store = place.open()
@@ -519,15 +517,15 @@ def test_a_file_that_is_cut_off_on_a_disk_has_no_name(folder, tmp_path, monkeypa
     store = folder.open()
     store.create(private=True)
     (tmp_path / "new").write_bytes(b"x" * 100)
-    path = f"{RUN}/{FIRST}/step-00000001/manifest.json"
+    path = f"{place_of(1)}/manifest.json"
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(HubRefused, match="has no room left"):
         store.send({path: tmp_path / "new"})
-    assert folder.paths() == [f"{RUN}/{FIRST}/.partial"]
+    assert folder.paths() == [part := f"snapshots/.partial-{FIRST[:8]}"]
     monkeypatch.undo()
     store.send({path: tmp_path / "new"})
     assert folder.paths() == [path]
-    assert store.foreign_file([f"{RUN}/{FIRST}/.partial"]) is None
+    assert store.foreign_file([part]) is None
 
 
 def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monkeypatch):
@@ -586,7 +584,7 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
         )
         assert rest.returncode == 0, rest.stderr
         if before < 30:
-            assert f"fetched from {place.url}/" in rest.stdout
+            assert f"fetched from {place.url}: " in rest.stdout
         assert runs.losses(there)  # each step once, the fetched ones too
         runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(there, 30))
         assert f"hub       {place.url} has step 30" in rest.stdout

@@ -165,6 +165,6 @@ def test_no_upload_begins_that_the_last_snapshot_would_wait_for(
     uploads.offer(early, hubs.card(early))
     with pytest.raises(AssertionError, match="not within"):
         near_hub.wait_for(lambda: hubs.step_of(near_hub), 0.3)
-    uploads.offer(last, hubs.card(last), is_last=True)
+    uploads.offer(last, hubs.card(last))
     assert uploads.flush(30)
     assert [one["step"] for one in hubs.all_latest(near_hub)] == [30]

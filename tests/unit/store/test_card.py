@@ -11,8 +11,6 @@ from model.gpt import GPTConfig
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
 from store.card import card_text
-from store.ownership import PERSON, Owner, utc
-from store.repo_ownership import CARD_ROW, card_row
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +24,11 @@ def card(finished_run):
         name: str = "plain",
         source: str = "python-docs",
         sample: str = "",
-        owner: Owner | None = None,
         **facts: str,
     ) -> str:
         config = {**state.config, "run": {**state.config["run"], "name": name}}
         changed = replace(state, config=config, data={**state.data, **facts, "name": source})
-        return card_text("me/run", changed, shape, {"torch": "1"}, sample=sample, owner=owner)
+        return card_text("me/run", changed, shape, {"torch": "1"}, sample=sample)
 
     return with_changes
 
@@ -60,17 +57,6 @@ def test_what_the_tokens_do_not_hold_is_named(card):
     assert "not in the tokens" not in card()
     lost = "44 % of the tokens are unknown to the tokenizer"
     assert f"| not in the tokens | {lost} |" in card(lost=lost)
-
-
-def test_the_owner_is_in_the_row_that_another_owner_replaces(card, monkeypatch):
-    monkeypatch.setattr("store.ownership.time.time", lambda: 2e9)
-    owner = Owner("1" * 32, "a" * 32, 60.0, "my_laptop.local", utc(2e9 - 90), utc(2e9), 30, PERSON)
-    assert card_row(owner) == CARD_ROW.search(card(owner=owner))[0]
-    assert card_row(owner) == (
-        "| owner | attempt aaaaaaaa on my_laptop.local, since 2033-05-18 03:31:50 UTC; stopped by "
-        "a person (Ctrl-C) at 2033-05-18 03:33:20 UTC, when this was written |"
-    )
-    assert "| owner |" not in card()
 
 
 def test_a_name_is_shown_as_it_is_and_never_is_markup(card):

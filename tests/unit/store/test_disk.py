@@ -14,15 +14,15 @@ import pytest
 from store.errors import HubMissing, HubRefused, HubUnreachable
 from store.file_system import FileSystem
 
-RUN, ATTEMPT = "1" * 32, "a" * 32
-PATH = f"{RUN}/{ATTEMPT}/step-00000001/manifest.json"
+RUN, FOLDER = "snapshots", "snapshots/step-00000001-aaaaaaaa"
+PATH = f"{FOLDER}/manifest.json"
 
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """A store's folder with a snapshot and a claim."""
+    """A store's folder with a snapshot."""
     (tmp_path / "run" / PATH).parent.mkdir(parents=True)
-    for path in (PATH, "owner-00000001.json"):
+    for path in (PATH, "latest.json"):
         (tmp_path / "run" / path).write_bytes(b"{}")
     return tmp_path / "run"
 
@@ -44,7 +44,7 @@ def fails(monkeypatch, name: str, number: int, meets: Callable[[str], bool]) -> 
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT])
-@pytest.mark.parametrize("place", ["", RUN, f"{RUN}/{ATTEMPT}", PATH.rpartition("/")[0]])
+@pytest.mark.parametrize("place", ["", RUN, FOLDER])
 def test_a_folder_that_cannot_be_listed_is_an_error(root, monkeypatch, number, place):
     fails(monkeypatch, "scandir", number, lambda path: path == str(root / place))
     with pytest.raises(HubUnreachable):
@@ -60,7 +60,7 @@ def test_a_store_whose_folder_cannot_be_looked_at_is_not_a_new_one(root, monkeyp
 def test_a_run_of_another_user_is_an_error_and_a_folder_of_the_system_is_not(root, monkeypatch):
     (root / "lost+found").mkdir()
     fails(monkeypatch, "scandir", errno.EACCES, lambda path: path.endswith("lost+found"))
-    assert listed(root) == [PATH, "owner-00000001.json"]
+    assert listed(root) == ["latest.json", PATH]
     monkeypatch.undo()
     fails(monkeypatch, "scandir", errno.EACCES, lambda path: path.endswith(RUN))
     with pytest.raises(HubRefused, match="Check the credentials and their permissions"):
@@ -68,8 +68,8 @@ def test_a_run_of_another_user_is_an_error_and_a_folder_of_the_system_is_not(roo
 
 
 def test_what_is_deleted_during_a_listing_is_left_out(root, monkeypatch):
-    fails(monkeypatch, "scandir", errno.ENOENT, lambda path: path.endswith("step-00000001"))
-    assert listed(root) == ["owner-00000001.json"]
+    fails(monkeypatch, "scandir", errno.ENOENT, lambda path: path.endswith(FOLDER))
+    assert listed(root) == ["latest.json"]
 
 
 def test_links_are_followed_and_a_link_to_nothing_is_an_error(root, tmp_path):
@@ -77,7 +77,7 @@ def test_links_are_followed_and_a_link_to_nothing_is_an_error(root, tmp_path):
     (root / RUN).rename(moved)
     (root / RUN).symlink_to(moved)
     (root / RUN / "up").symlink_to(root)  # holds nothing new, and has no end
-    assert listed(root) == [PATH, "owner-00000001.json"]
+    assert listed(root) == ["latest.json", PATH]
     moved.rename(tmp_path / "unmounted")
     with pytest.raises(HubUnreachable, match="a link to nothing"):
         listed(root)
@@ -91,8 +91,6 @@ def test_a_store_that_is_gone_is_never_created_by_a_write(root, tmp_path):
         store.files,
         lambda: store.send({PATH: tmp_path / "new"}),
         lambda: store.put({PATH: b"new"}),
-        lambda: store.create_file("owner-00000002.json", b"{}"),
-        lambda: store.claim(RUN),
     ):
         with pytest.raises(HubMissing, match=r"there is no folder .*run\. Mount that disk"):
             request()
@@ -100,44 +98,31 @@ def test_a_store_that_is_gone_is_never_created_by_a_write(root, tmp_path):
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_a_claim_on_a_full_disk_leaves_no_file(root, monkeypatch, has_links):
-    """An empty one would be the claim of a run that nobody knows."""
+def test_a_latest_json_on_a_full_disk_leaves_the_old_one(root, monkeypatch, has_links):
     store, before = FileSystem(f"file://{root}", 5.0), listed(root)
     if not has_links:
         fails(monkeypatch, "link", errno.EPERM, lambda _: True)
     with monkeypatch.context() as full:
         fails(full, "fsync", errno.ENOSPC, lambda _: True)
-        for takes_over in (False, True):
-            with pytest.raises(HubRefused, match="no room left"):
-                store.claim(RUN, takes_over)
+        with pytest.raises(HubRefused, match="no room left"):
+            store.put({"latest.json": b"new"})
     assert listed(root) == before
-    assert store.claim(RUN) == RUN
-    assert store.claim("2" * 32) == RUN
-    assert store.claim("2" * 32, takes_over=True) == "2" * 32
-    assert listed(root) == sorted([*before, "owner.json"])
-
-
-def test_a_claim_without_links_that_cannot_be_renamed_leaves_no_file(root, monkeypatch):
-    store, before = FileSystem(f"file://{root}", 5.0), listed(root)
-    fails(monkeypatch, "link", errno.EPERM, lambda _: True)
-    with monkeypatch.context() as broken:
-        fails(broken, "rename", errno.EIO, lambda _: True)
-        fails(broken, "replace", errno.EIO, lambda _: True)
-        with pytest.raises(HubUnreachable):
-            store.create_file("owner-00000002.json", b"{}")
+    assert (root / "latest.json").read_bytes() == b"{}"
+    store.put({"latest.json": b"new"})
+    assert (root / "latest.json").read_bytes() == b"new"
     assert listed(root) == before
 
 
 def test_small_files_need_no_temporary_folder(root, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/none")
     for content in (b"1", b"2"):
-        FileSystem(f"file://{root}", 5.0).put({f"{RUN}/{ATTEMPT}/alive.json": content})
-    assert (root / RUN / ATTEMPT / "alive.json").read_bytes() == b"2"
+        FileSystem(f"file://{root}", 5.0).put({"latest.json": content})
+    assert (root / "latest.json").read_bytes() == b"2"
 
 
 def test_files_of_file_managers_are_nobody_s(root):
     store = FileSystem(f"file://{root}", 5.0)
-    names = (".DS_Store", "Thumbs.db", "._owner.json", ".nfs00000001", ".partial-0123abcd")
-    assert store.foreign_file([*names, *(f"{RUN}/{ATTEMPT}/{name}" for name in names[:4])]) is None
+    names = (".DS_Store", "Thumbs.db", "._latest.json", ".nfs00000001", ".partial-0123abcd")
+    assert store.foreign_file([*names, *(f"{FOLDER}/{name}" for name in names[:4])]) is None
     assert store.foreign_file(["DS_Store"]) == "DS_Store"
-    assert store.foreign_file([f"{RUN}/.partial-0123abcd"]) == f"{RUN}/.partial-0123abcd"
+    assert store.foreign_file(["mine/.partial-0123abcd"]) == "mine/.partial-0123abcd"

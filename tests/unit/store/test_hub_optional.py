@@ -61,20 +61,13 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
     request.getfixturevalue("full_temporary_folder")
     store = RunStore(remote, private=True, takeover=False)
     state = newest_state(store)
-    assert state == (read_state(newest) if kind == "a repo" else None)
+    assert state == read_state(newest)
     start = newest_of_disk_and_repo(store, newest, read_state(newest), newest.parent, ())
     assert start.folder == newest
-    if kind == "a repo":
-        assert start.warnings == ()  # a repo needs no such folder
-        assert start.known_latest.step == 30
-        begun = choose_start(tmp_path / "never", "never", store, is_restart=lambda state: True)
-        assert begun.fetched
-        return
-    (warning,) = start.warnings
-    assert f"{remote.name} cannot be read without a temporary file" in warning
-    assert "set TMPDIR" in warning
-    with pytest.raises(DiskFault, match="set TMPDIR"):
-        choose_start(tmp_path / "empty", "auto", store)
+    assert start.warnings == ()
+    assert start.known_latest.step == 30
+    begun = choose_start(tmp_path / "never", "never", store, is_restart=lambda state: True)
+    assert begun.fetched
 
 
 @pytest.mark.filterwarnings("ignore:Not enough free disk space")

@@ -125,18 +125,18 @@ def test_verify_says_which_snapshots_it_has_looked_at(
     near_hub, finished_run, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("snapshot.__main__.compare_logits", lambda *_: "", raising=False)
-    hubs.seed(near_hub, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
+    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+    hubs.seed(near_hub, *snapshots)
+    oldest, older, newest = map(hubs.folder_of, snapshots)
     head = near_hub.repo(hubs.REPO).head[:8]
     assert main(["verify", hubs.REPO]) == 0
     said = capsys.readouterr().out
-    assert f"snapshot  {hubs.REPO}@{head} snapshots/step-00000030: whole, " in said
-    older = "snapshots/step-00000020, snapshots/step-00000010"
-    assert f"older     {older}: not downloaded, so not verified" in said
-    path = "snapshots/step-00000030/optimizer.safetensors"
-    near_hub.commit_files(hubs.REPO, {path: b"damaged"})
+    assert f"snapshot  {hubs.REPO}@{head} {newest}: whole, " in said
+    assert f"older     {older}, {oldest}: not downloaded, so not verified" in said
+    near_hub.commit_files(hubs.REPO, {f"{newest}/optimizer.safetensors": b"damaged"})
     assert main(["verify", hubs.REPO]) == 1
     said, errors = capsys.readouterr()
-    assert errors.startswith("not whole: snapshots/step-00000030 of me/run@")
-    assert " snapshots/step-00000020: whole, " in said
-    assert "older     snapshots/step-00000010: " in said
+    assert errors.startswith(f"not whole: {newest} of me/run@")
+    assert f" {older}: whole, " in said
+    assert f"older     {oldest}: " in said
     assert str(tmp_path.parent.parent) not in said + errors

@@ -65,7 +65,7 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
     )
     assert (
         newest_whole(read_repo(Hub(hubs.REPO, 5.0), "main"), fetch_for_sampling).path.name
-        == "step-00000030"
+        == "step-00000030-attempt"
     )
 
 
@@ -75,7 +75,8 @@ def test_weights_of_several_commits_are_cached_once(hub, finished_run, tmp_path)
     for step in (10, 20):
         hubs.put(hub, runs.snapshot(finished_run, 30), step)
         folders.append(newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path)
-    assert [folder.name for folder in folders] == ["step-00000010", "step-00000020"]
+    names = ["step-00000010-attempt", "step-00000020-attempt"]
+    assert [folder.name for folder in folders] == names
     weights = {(folder / "model.safetensors").resolve() for folder in folders}
     assert len(weights) == 1
     (kept,) = scan_cache_dir(tmp_path / "cache").repos
@@ -105,12 +106,12 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(hub, finished_run, name
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_damage_on_the_hub_itself_falls_back_to_the_one_before(hub, finished_run):
     hubs.put(hub, runs.snapshot(finished_run, 30), 10, 20)
-    path = "snapshots/step-00000020/config.json"
+    path = "snapshots/step-00000020-attempt/config.json"
     repo = hub.repo(hubs.REPO)
     hub.commit_files(hubs.REPO, {path: repo.read(repo.head, path).replace(b"32", b"23")})
     assert (
         newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path.name
-        == "step-00000010"
+        == "step-00000010-attempt"
     )
 
 
@@ -127,14 +128,15 @@ def test_damage_on_the_hub_itself_falls_back_to_the_one_before(hub, finished_run
 def test_a_takeover_during_an_upload_ends_it_before_its_commit(hub, finished_run):
     hub.create(hubs.REPO)
     newest = runs.snapshot(finished_run, 30)
-    between = hubs.Interrupted(hubs.REPO, lambda: hubs.put(hub, newest, 40, attempt="another"))
+    between = hubs.Interrupted(
+        hubs.REPO, lambda: hubs.put(hub, newest, 40, attempt="another", generation=2)
+    )
     uploads = hubs.uploader(hub=between)
     uploads.offer(newest, Card("# 30\n"))
-    assert not uploads.flush(30)
-    told = "another attempt of this run has uploaded step 40"
+    assert uploads.flush(30)
+    told = "another start of this run uploads to me/run now"
     assert len([message for message in uploads.messages() if message.startswith(told)]) == 1
-    assert not uploads.status().off
-    assert uploads.status().step == 40
+    assert uploads.status().off
     assert hubs.latest(hub)["attempt_id"] == "another"
     assert hub.count("commit") == 0
 
@@ -198,7 +200,7 @@ def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
         start = Start(None, None, "", repo=read_repo(Hub(hubs.REPO, 5.0)))
         uploads = begin_uploads(console, config, start, state)
         for step in steps:
-            uploads.offer(runs.snapshot(run_dir, step), Card("#"), is_last=step == steps[-1])
+            uploads.offer(runs.snapshot(run_dir, step), Card("#"))
             assert uploads.flush(30), uploads.status()
         for message in uploads.messages():
             console.warn(message)

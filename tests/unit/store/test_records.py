@@ -72,7 +72,7 @@ def test_a_long_run_that_uploads_late_sends_segments_in_turns(tmp_path):
 
 def test_segments_of_another_run_or_of_later_steps_are_deleted():
     paths = [f"metrics/from-{first:08d}.jsonl" for first in (1, 10_001, 20_001)] + ["config.json"]
-    now, other = (Latest(run, "a", 15_000, "", "") for run in ("one", "other"))
+    now, other = (Latest(run, "a", 1, 15_000, "", "") for run in ("one", "other"))
     assert replaced_segments(paths, [], now, now) == paths[2:3]
     assert replaced_segments(paths, paths[:1], now, other) == paths[1:3]
     assert replaced_segments(paths, paths[:1], now, None) == paths[1:3]
@@ -248,7 +248,7 @@ def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path,
     monkeypatch.setattr("store.records.MOST_METRICS_BYTES", 1 << 20, raising=False)
     config = load_config([*small, f"run.dir={tmp_path / 'run'}"])
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
-    described = Latest("run", "a", 60_000, "", "")
+    described = Latest("run", "a", 1, 60_000, "", "")
     repo = replace(read_repo(hubs.store().hub), latest=described)
     said: list[str] = []
     state = SimpleNamespace(step=60_000, run_id="run")

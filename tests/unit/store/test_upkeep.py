@@ -277,13 +277,13 @@ def test_a_tag_moves_only_to_another_snapshot(near_hub, snapshot_of):
     upload(hubs.uploader(milestone_every=10), snapshot_of(10))
     repo = near_hub.repo(hubs.REPO)
     first = repo.tags["step-00000010"]
-    again = hubs.uploader(attempt_id="b", ended=("attempt",), milestone_every=10)
+    again = hubs.uploader(attempt_id="b", seen=hubs.seen(), milestone_every=10)
     upload(again, snapshot_of(10))
     assert repo.head != first
     assert repo.tags["step-00000010"] == first
     shutil.rmtree(snapshot_of(10))
     other = snapshot_of(11).rename(snapshot_of(11).with_name("step-00000010"))
-    upload(hubs.uploader(attempt_id="c", ended=("b",), milestone_every=10), other)
+    upload(hubs.uploader(attempt_id="c", seen=hubs.seen(), milestone_every=10), other)
     assert repo.tags["step-00000010"] == repo.head
 
 
@@ -326,12 +326,12 @@ def test_the_best_snapshot_is_in_the_repo_without_resending(near_hub, snapshot_o
     assert read_json_of(repo, "best/state.json")["step"] == 3
     assert_refs_whole(near_hub)
     # A later attempt that keeps none leaves it there.
-    upload(hubs.uploader(attempt_id="b", ended=("attempt",)), snapshot_of(5))
+    upload(hubs.uploader(attempt_id="b", seen=hubs.seen()), snapshot_of(5))
     assert read_json_of(repo, "best/state.json")["step"] == 3
     assert hubs.latest(near_hub)["best_step"] == 3
     # Another run has another best.
-    hubs_words = hubs.uploader(run_id="other", attempt_id="c", ended=("b",))
-    upload(hubs_words, snapshot_of(6))
+    other = hubs.uploader(run_id="other", attempt_id="c", seen=hubs.seen(), takeover=True)
+    upload(other, snapshot_of(6))
     assert not [path for path in repo.files("main") if path.startswith("best/")]
     assert hubs.latest(near_hub)["best_step"] == 0
 

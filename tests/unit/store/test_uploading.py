@@ -17,7 +17,7 @@ from training.reporting.console import Console
 from training.run.uploading import finish_uploads, hand_over
 
 HTTP_503 = UploadFailure("the Hub answers HTTP 503: maintenance", "HTTP 503")
-HELD = UploadFailure("another attempt has uploaded it", "another attempt uploads", is_held=True)
+BEHIND = UploadFailure("this start could not read it", "another is ahead", is_behind=True)
 
 
 def said_at_the_end(tmp_path, status: UploadStatus) -> str:
@@ -68,19 +68,13 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
             "me/run lacks the end of this run: uploads have stopped",
         ),
         (
-            UploadStatus(20, None, HELD, off=False, offered=30),
-            "hub at step 20, last error: another attempt uploads",
-            "me/run has step 20, not the newest: another attempt has uploaded it. The same command "
-            "uploads it at its next start.",
-        ),
-        (
-            UploadStatus(40, None, HELD, off=False, offered=30),
-            "hub at step 40, last error: another attempt uploads",
-            "me/run has step 40 of another attempt, not step 30 of this: another attempt has "
-            "uploaded it. The same command continues from the later one.",
+            UploadStatus(40, None, BEHIND, off=False, offered=30),
+            "hub at step 40, last error: another is ahead",
+            "me/run has step 40 of another attempt, not step 30 of this: this start could not read "
+            "it. The same command continues from the later one.",
         ),
     ],
-    ids=["done", "behind", "empty", "never reached", "never asked", "fenced", "held", "overtaken"],
+    ids=["done", "behind", "empty", "never reached", "never asked", "fenced", "overtaken"],
 )
 def test_what_is_known_of_the_hub_is_said_and_no_more(tmp_path, status, words, at_the_end):
     assert status.as_words() == words
@@ -92,7 +86,6 @@ def test_curves_that_cannot_be_read_cost_only_the_picture(finished_run, tmp_path
     offered = []
     uploads = SimpleNamespace(
         status=lambda: UploadStatus(None, None, None, off=False),
-        owner=lambda is_last: None,
         offer=lambda *of: offered.append(of),
     )
     config = load_config([f"run.dir={tmp_path}", "hub.repo_id=me/run"])

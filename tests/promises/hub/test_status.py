@@ -1,0 +1,88 @@
+"""`python -m snapshot status` says how far a run is, by its store or by its folder."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+import hubs
+import runs
+import stores
+from disks import as_anybody
+from loopback_hub import LoopbackHub
+from snapshot.__main__ import main
+from store.kinds import open_store
+from store.store import Card, Policy, UploadTarget
+from store.uploader import Uploader
+from training.reporting.metrics import as_line
+from training.run.run_dir import RunLock
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
+)
+RUN, ATTEMPT = "1" * 32, "a" * 32
+
+
+@pytest.fixture(params=["a repo", *stores.cases(stores.KINDS)])
+def url(request, tmp_path, monkeypatch):
+    """The URL of a new store, to which this process is led."""
+    if request.param == "a repo":
+        with LoopbackHub(tmp_path / "hub", new_port=True) as hub:
+            hubs.lead_here(hub, monkeypatch)
+            hub.create(hubs.REPO)
+            yield f"hf://{hubs.REPO}"
+    else:
+        with stores.place(request.param, tmp_path, monkeypatch) as place:
+            place.open().create(private=True)
+            yield place.url
+
+
+def test_the_status_of_a_store(url, finished_run, capsys, monkeypatch):
+    monkeypatch.setattr("store.publish.platform.node", lambda: "my laptop|")
+    store = open_store(url, 5.0)
+    assert main(["status", url]) == 2
+    assert "holds no run. Check the name." in capsys.readouterr().err
+    policy = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
+    uploads = Uploader(UploadTarget(store, policy, RUN, ATTEMPT))
+    uploads.offer(runs.snapshot(finished_run, 10), Card("# card\n"))
+    assert uploads.flush(30), uploads.status()
+    assert main(["status", url]) == 0
+    said = capsys.readouterr().out
+    assert "run       11111111 in " in said
+    assert "attempt   aaaaaaaa, generation 1" in said
+    assert "machine   my-laptop-\n" in said
+    assert "step      10 is the newest there" in said
+    assert " UTC, 0:0" in said
+
+
+@pytest.mark.parametrize("words", [["status", "nothing/here/at/all"], ["status"], ["status", "."]])
+def test_a_status_of_nothing_is_a_mistake(words, capsys):
+    with pytest.raises(SystemExit) if len(words) == 1 else nullcontext():
+        assert main(words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_status_of_a_run_s_folder(finished_run, capsys):
+    assert main(["status", str(finished_run)]) == 0
+    said = capsys.readouterr().out
+    assert "step      30 is the newest" in said
+    assert "state     ended: all steps are done (exit code 0)" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "state"), [(0o444, "training"), (0o000, "unknown: RUN/.lock cannot be read (Perm")]
+)
+def test_the_status_of_another_user_s_run(tmp_path, capsys, mode, state):
+    run_dir, lock = tmp_path / "run", RunLock()
+    lock.acquire(run_dir)
+    (run_dir / "metrics.jsonl").write_bytes(as_line({"event": "train", "step": 1, "loss": 1.0}))
+    (run_dir / ".lock").chmod(mode)
+    with as_anybody():
+        assert main(["status", str(run_dir)]) == 0
+    assert f"state     {state.replace('RUN', str(run_dir))}" in capsys.readouterr().out
+    (run_dir / ".lock").chmod(0o444)
+    lock.release()
+    with as_anybody():
+        assert main(["status", str(run_dir)]) == 0
+    assert "state     unknown: no process of this machine trains here" in capsys.readouterr().out

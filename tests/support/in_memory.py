@@ -1,0 +1,230 @@
+"""Both kinds of store in this process's memory, with faults at any request: no HTTP, no disk.
+
+What runs on them is the shipped code of an attempt: only the requests are answered here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import huggingface_hub
+
+from store.errors import HubConflict, HubNoFile, HubUnreachable
+from store.files import Files
+from store.latest import LATEST, Latest, folders_in, read_latest
+from store.repo import Hub
+from store.store import BRANCH, RemoteFile, Store, Transfer
+
+NAME = "me/run"
+Content = dict[str, bytes]
+FAULTS = ("fails", "answer is lost", "killed before", "killed after", "stale", "paused")
+
+
+class Killed(BaseException):
+    """The process of the attempt is gone."""
+
+
+@dataclass
+class Fault:
+    """What goes wrong at the request of that number, from 1."""
+
+    kind: str
+    at: int
+    then: Callable[[], object] = lambda: None
+    """What others do while the attempt is paused."""
+
+
+@dataclass
+class Shared:
+    """What is stored, as it was after each change; every attempt has a client of its own."""
+
+    versions: list[Content] = field(default_factory=lambda: [{}])
+    on_delete: Callable[[str, Content, set[str]], None] = lambda attempt, before, paths: None
+    """Called with the attempt that deletes, what was there, and the paths."""
+    written: list[tuple[Latest, bool]] = field(default_factory=list)
+    """Every latest.json, and whether its attempt was paused, or read stale state, before."""
+
+    @property
+    def now(self) -> Content:
+        return self.versions[-1]
+
+    def change(self, attempt: str, add: Content, delete: set[str], disturbed: bool) -> None:
+        if delete:
+            self.on_delete(attempt, self.now, delete)
+        left = {path: content for path, content in self.now.items() if path not in delete}
+        self.versions.append({**left, **add})
+        if LATEST in add:
+            self.written.append((read_latest(add[LATEST], NAME), disturbed))
+
+    def whole(self) -> set[str]:
+        """The folders that have a manifest."""
+        return set(folders_in(self.now))
+
+
+class Client:
+    """What the requests of one attempt have in common."""
+
+    shared: Shared
+    attempt = ""
+    fault: Fault | None = None
+    requests = 0
+    behind = 0
+    """How many changes the store is behind, for this client's reads."""
+    disturbed = False
+
+    def begin(self, fault: Fault | None) -> None:
+        """The requests of an upload follow."""
+        self.fault, self.requests, self.behind, self.disturbed = fault, 0, 0, False
+
+    def ask(self, apply: Callable[[], object], writes: bool = False):
+        """The answer to a request, unless it is the one with a fault."""
+        self.requests += 1
+        fault = self.fault
+        if fault is None or self.requests != fault.at:
+            return apply()
+        self.disturbed |= fault.kind in ("stale", "paused")
+        if fault.kind == "stale":
+            self.behind = 3
+        if fault.kind == "paused":
+            fault.then()
+        if fault.kind == "killed before":
+            raise Killed
+        if fault.kind == "fails":
+            raise HubUnreachable("the store cannot be reached")
+        answer = apply()
+        if fault.kind == "killed after":
+            raise Killed
+        if fault.kind == "answer is lost":
+            raise HubUnreachable("the answer is lost")
+        return answer
+
+    def seen(self) -> int:
+        """The number of the version that a read shows."""
+        return max(0, len(self.shared.versions) - 1 - self.behind)
+
+
+class MemoryRepo(Client, Hub):
+    """A repo of the Hub; its commits are the versions."""
+
+    def __init__(self, shared: Shared, attempt: str = "") -> None:
+        Store.__init__(self, 5.0)
+        self.repo_id, self.shared, self.attempt = NAME, shared, attempt
+
+    def create(self, private: bool) -> None:
+        self.ask(lambda: None)
+
+    def head(self, revision: str = BRANCH) -> tuple[str, bool]:
+        return self.ask(lambda: (f"{self.seen():040x}", True))
+
+    def files(self, commit: str) -> dict[str, RemoteFile]:
+        content = self.shared.versions[int(commit, 16)]
+        return self.ask(lambda: {path: listed(one, True) for path, one in content.items()})
+
+    def read(self, commit: str, path: str, most: int) -> bytes:
+        return self.ask(lambda: self.shared.versions[int(commit, 16)][path])
+
+    def upload_contents(self, additions) -> Transfer:
+        return self.ask(Transfer)
+
+    def commit(self, operations, message: str, parent: str) -> str:
+        add, delete = {}, set()
+        for one in operations:
+            if isinstance(one, huggingface_hub.CommitOperationAdd):
+                source = one.path_or_fileobj
+                content = source if isinstance(source, bytes) else Path(source).read_bytes()
+                add[one.path_in_repo] = content
+            else:
+                delete.add(one.path_in_repo)
+
+        def apply() -> str:
+            if int(parent, 16) != len(self.shared.versions) - 1:
+                raise HubConflict("the head has moved", "HTTP 412")
+            self.shared.change(self.attempt, add, delete, self.disturbed)
+            self.behind = 0
+            return f"{len(self.shared.versions) - 1:040x}"
+
+        return self.ask(apply, writes=True)
+
+    def refs(self) -> dict[str, str]:
+        return {}
+
+    def delete_contents(self, digests) -> None:
+        pass
+
+
+class MemoryFiles(Client, Files):
+    """A store of files: each write and each deletion is a version."""
+
+    name = title = NAME
+    key = f"hub.url={NAME}"
+
+    def __init__(self, shared: Shared, attempt: str = "") -> None:
+        super().__init__(5.0)
+        self.shared, self.attempt = shared, attempt
+
+    def beside(self, suffix: str) -> str:
+        return NAME + suffix
+
+    def remove(self) -> None:
+        raise NotImplementedError
+
+    def create(self, private: bool) -> None:
+        self.ask(lambda: None)
+
+    def head(self, revision: str = BRANCH) -> tuple[str, bool]:
+        return "", True
+
+    def files(self, commit: str = "") -> dict[str, RemoteFile]:
+        return self.ask(
+            lambda: {
+                path: listed(one, False) for path, one in self.shared.versions[self.seen()].items()
+            }
+        )
+
+    def read(self, commit: str, path: str, most: int) -> bytes:
+        def apply() -> bytes:
+            try:
+                return self.shared.versions[self.seen()][path]
+            except KeyError:
+                raise HubNoFile(f"{path} is gone") from None
+
+        return self.ask(apply)
+
+    def download_all(self, commit, files, folder, again=False) -> None:
+        raise NotImplementedError
+
+    def send(self, files, replaced=()) -> tuple[dict[str, RemoteFile], Transfer]:
+        sent = {path: source.read_bytes() for path, source in files.items()}
+        self._write(sent, replaced)
+        return {path: listed(content, True) for path, content in sent.items()}, Transfer()
+
+    def put(self, files) -> None:
+        self._write(files, files.keys())
+
+    def _write(self, files, replaced) -> None:
+        for path, content in files.items():
+
+            def apply(path=path, content=content) -> None:
+                assert path in replaced or path not in self.shared.now, path
+                self.shared.change(self.attempt, {path: content}, set(), self.disturbed)
+                self.behind = 0
+
+            self.ask(apply, writes=True)
+
+    def delete(self, paths) -> None:
+        for path in paths:
+            if path in self.shared.now:
+                self.ask(
+                    lambda path=path: self.shared.change(self.attempt, {}, {path}, False), True
+                )
+
+
+def listed(content: bytes, with_digest: bool) -> RemoteFile:
+    """A file as a store lists it: one of files does not tell its hash."""
+    return RemoteFile(len(content), hashlib.sha256(content).hexdigest() if with_digest else None)
+
+
+KINDS: dict[str, Callable[[Shared, str], Store]] = {"repo": MemoryRepo, "files": MemoryFiles}
