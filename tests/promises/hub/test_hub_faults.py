@@ -430,7 +430,7 @@ def test_of_two_uploaders_on_one_repo_exactly_one_keeps_it(near_hub, finished_ru
     near_hub.create(hubs.REPO)
     if kind != "none":
         near_hub.fault("commit", kind, times=None)
-    both = [hubs.uploader(run_id=name, attempt_id=f"attempt of {name}") for name in ("a", "b")]
+    both = [hubs.uploader(run_id=name, attempt_id=8 * name) for name in ("a", "b")]
     for step in (10, 20, 30):
         for uploads in both:
             if not uploads.status().off:
