@@ -123,10 +123,6 @@ HELD = (
     "(snapshot/disk/state.py). Keep what has to last in one of these: as a parameter of the model, "
     "a float32 tensor of the optimizer's state, or a field of RunState."
 )
-METRIC = (
-    "Give session.finish_step a metric, name=value: it goes to metrics.jsonl, the console and the "
-    "tracker."
-)
 
 
 def _refused(why: str, remedy: str) -> Callable[..., Any]:
@@ -213,8 +209,6 @@ class Accelerator(accelerate.Accelerator):
     register_for_checkpointing = _refused("register_for_checkpointing has no effect here", HELD)
     save_state = _refused("save_state saves nothing that a run resumes from", HELD)
     load_state = _refused("load_state would undo what a run resumes from", HELD)
-    log = _refused("log has no tracker here", METRIC)
-    init_trackers = _refused("init_trackers has no effect here: set run.tracker", METRIC)
 
     @property
     def seed_index(self) -> int:
@@ -288,6 +282,8 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     return {
         "cpu": on_cpu(),
         "parallelism_config": Sizes() if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else None,
+        "log_with": config.run.tracker,
+        "project_dir": config.run.dir,
         "mixed_precision": effective_precision(),
         "dynamo_plugin": dynamo_plugin(),
         "dataloader_config": DataLoaderConfiguration(split_batches=True, non_blocking=True),

@@ -153,19 +153,6 @@ def silence_profiler() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-def without_launcher(root: Path) -> dict[str, str]:
-    """The environment for a process that is no worker of the launcher, with modules of `root`."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in WORKERS_VARIABLES and not name.startswith(("ACCELERATE_", "TORCHELASTIC_"))
-    }
-    return {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH")))),
-    }
-
-
 def for_attempt(port: int, alone: bool, in_float32: bool) -> dict[str, str]:
     """The environment of a process that does this worker's part of another attempt.
 

@@ -36,28 +36,16 @@ LINE = re.compile(
 """The beginning of a line as this file writes it; matching takes a fifth of the time of JSON."""
 
 
-def read_metrics(path: Path) -> list[Record]:
-    """The lines of a metrics file, without a last line that was cut short.
+def read_metrics(path: Path, after: int = 0) -> list[Record]:
+    """The lines of the steps after one, without a last line that was cut short.
 
     Raises ConfigError that names the line when the file holds something else.
     """
     if not path.exists():
         return []
     with open(path, "rb") as opened:
-        return list(_records(opened, 0, path.stat().st_size))
-
-
-def read_after(path: Path, step: int, most: int) -> tuple[list[Record], bool]:
-    """The lines of later steps, about `most` bytes of them, and whether the file ends there.
-
-    Raises as `read_metrics` does.
-    """
-    if not path.exists():
-        return [], True
-    with open(path, "rb") as opened:
-        begin, size = place_after(opened, step), os.fstat(opened.fileno()).st_size
-        end = min(size, begin + most)
-        return list(_records(opened, begin, end)), end == size
+        begin = place_after(opened, after) if after else 0
+        return list(_records(opened, begin, path.stat().st_size))
 
 
 def sample_metrics(path: Path, eval_every: int) -> list[Record]:

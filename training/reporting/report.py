@@ -27,6 +27,7 @@ from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
 from training.reporting.timing import EVALUATION, PASSES, SNAPSHOT, PhaseClock
+from training.reporting.trackers import values_of
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
@@ -65,6 +66,8 @@ class Report:
     """Steps of the run so far whose update fp16's loss scaler skipped."""
     max_skipped: int = 0
     uploads: Uploader | None = None
+    track: Callable[..., object] = lambda values, step: None
+    """`accelerator.log`, where a run has trackers."""
     blocks_read: Callable[[int], dict[str, int]] = lambda step: {}
     """By step, how many blocks of each source have been read: more figures of its line."""
 
@@ -233,11 +236,13 @@ class Report:
             raise self._broken(f"the held-out loss is {loss} after step {step}", step)
 
     def record(self, records: list[dict[str, Any]]) -> None:
-        """Add lines to metrics.jsonl, from which trackers are fed."""
+        """Add lines to metrics.jsonl, and send them to the trackers."""
         if self.metrics is None:
             return
         fault_before = self.metrics.fault
         self.metrics.append(records)
+        for record in records:
+            self.track(values_of(record), step=record["step"])
         if self.metrics.fault is not None and fault_before is None:
             self.console.warn(f"metrics wait until they can be written: {self.metrics.fault}.")
 

@@ -36,6 +36,7 @@ from training.exits import (
 )
 from training.memory import in_words
 from training.reporting.console import make_output_lossy, say_error
+from training.reporting.trackers import THREAD as TRACKER
 from training.run.run_dir import RunLock
 from training.run.session import Session
 from training.run.signals import Phase, exit_code_of
@@ -176,8 +177,12 @@ def _leave(code: int, lock: RunLock) -> NoReturn:
         lock.remove_made()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the Hub client, and those that read a streamed text: none of them is waited for.
-    busy = any(not thread.daemon or thread.name == PREFETCH for thread in threading.enumerate()[1:])
+    # Threads of the Hub client, those that read a streamed text, and those of trackers that hang:
+    # none of them is waited for.
+    busy = any(
+        not thread.daemon or thread.name in (PREFETCH, TRACKER)
+        for thread in threading.enumerate()[1:]
+    )
     if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or busy:
         os._exit(code)
     sys.exit(code)

@@ -31,7 +31,7 @@ from store.records import EVENTS
 from training.distributed.environment import is_local_main_process
 from training.reporting.console import say_error
 from training.reporting.curves import CURVES
-from training.reporting.track import FOLDER as TRACKERS
+from training.reporting.trackers import FOLDER as TRACKERS
 from training.run.evaluations import BEST
 
 CONFIG_FILE = "config.yaml"

@@ -52,7 +52,7 @@ from training.reporting.console import Console, write_now
 from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
 from training.reporting.timing import END, UPDATE, UPLOAD
-from training.reporting.track import Trackers
+from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
@@ -233,7 +233,7 @@ class Session:
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
         is_main = accelerator.is_main_process
         metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock, is_main))
-        self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
+        open_trackers(accelerator, self.console, config, state.run_id, state.step)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
             self.console,
@@ -243,6 +243,7 @@ class Session:
             skipped=state.skipped_steps,
             max_skipped=config.train.max_skipped_steps,
             uploads=self._uploads,
+            track=accelerator.log,
             blocks_read=blocks_of(corpus, config),
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
@@ -327,7 +328,6 @@ class Session:
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):
-            self._trackers.check()
             self.report.pause_clock()
             self._timeouts.relax()
             # The metrics above are of the weights before this update. These are about to be saved.
@@ -369,7 +369,7 @@ class Session:
         with self.report.clock.within(UPLOAD):
             self._finish_uploads()
         self._writer.prune(self.state.step)  # what an upload needed until now
-        self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
+        close_trackers(self.accelerator, self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)
         # When the first process leaves, the launcher ends the others.
         self._timeouts.wait_for_everyone(longest_finish_seconds(self.config))
@@ -384,6 +384,7 @@ class Session:
         """Wait at most this long, after an error, for a snapshot that began before it."""
         if self._writer is not None:
             self._writer.end(seconds)
+            close_trackers(self.accelerator, END_SECONDS)
 
     def flush_uploads(self, seconds: float) -> None:
         """Wait at most this long, after an error, for the uploads."""

@@ -22,7 +22,7 @@ from training.reporting.console import Console
 from training.reporting.curves import draw_curves
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.report import Report, TrainingStopped
-from training.reporting.track import figures_of
+from training.reporting.trackers import values_of
 from training.run.session import Session
 from training.step import learning_rate_at, make_optimizer, reseed
 
@@ -257,7 +257,7 @@ def test_a_new_metric_reaches_file_console_and_trackers(tmp_path, capsys):
     assert second["odd"] is None
     assert "weight_norm" not in second
     assert ", odd nan, " in capsys.readouterr().out
-    row = figures_of([first])
+    row = values_of(first)
     assert (row["train/weight_norm"], row["train/odd"]) == (2.0, 3.0)
 
 

@@ -1,24 +1,30 @@
-"""Trackers: each step once in one run over all restarts, and nothing that they do hurts the run."""
+"""Trackers: every step over all restarts, and nothing that they do hurts the run."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
 import random
-import re
 import struct
 import subprocess
 import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
 
 import runs
-from store.events import read_events
-from training.reporting.track import Cursor, Rows, figures_of
+from config.compose import load_config
+from training.reporting import trackers
+from training.reporting.console import Console
+from training.reporting.trackers import Tracker, close_trackers, open_trackers, values_of
 
 STEPS = 40
-TRACK = "training.reporting.track"
 
 
 def tracked(small, run_dir, *names: str) -> list[str]:
@@ -28,16 +34,12 @@ def tracked(small, run_dir, *names: str) -> list[str]:
 
 def killed_and_done(words, run_dir, kills, **changes) -> None:
     """Kill a run with -9 at some steps, and have it go on to its end."""
-    for step in sorted(random.Random(3).sample(range(2, STEPS - 2), kills)):
+    for step in sorted(random.Random(3).sample(range(12, STEPS - 2), kills)):
         with runs.started(runs.command(*words), **changes) as process:
             runs.wait_until(partial(wrote, run_dir, step), process)
     result = runs.train(*words, **changes)
     assert result.returncode == 0, result.stderr
-    warnings = re.findall(r"run\.tracker=(\w+) (.*)", result.stdout)
-    for name, warning in warnings:  # a slow machine: the warning says how to send the rest
-        assert "continues in the background" in warning
-        rest = runs.run([sys.executable, "-m", TRACK, str(run_dir), "--to", name], **changes)
-        assert rest.returncode == 0, rest.stderr
+    assert "run.tracker=" not in result.stdout
 
 
 def wrote(run_dir: Path, step: int) -> bool:
@@ -50,48 +52,57 @@ def expected(run_dir: Path) -> dict[int, float]:
     return {one["step"]: one["loss"] for one in runs.metrics(run_dir)}
 
 
-def in_tensorboard(run_dir: Path) -> tuple[dict[int, list[float]], dict[int, str]]:
+def in_tensorboard(run_dir: Path) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for one in tensorboard_of(run_dir).Scalars("train/loss"):
+        found.setdefault(one.step, []).append(one.value)
+    return found
+
+
+def tensorboard_of(run_dir: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = (run_dir / "trackers" / "tensorboard").iterdir()
-    read = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    found: dict[int, list[float]] = {}
-    for one in read.Scalars("train/loss"):
-        found.setdefault(one.step, []).append(one.value)
-    samples = {
-        one.step: one.tensor_proto.string_val[0].decode()
-        for one in read.Tensors("sample/text_summary")
-    }
-    return found, samples
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
 
 
-@pytest.mark.thorough
-def test_each_step_is_in_tensorboard_once_after_a_kill(small, tmp_path):
-    run_dir = tmp_path / "run"
-    words = tracked(small, run_dir, "tensorboard")
-    killed_and_done(words, run_dir, 1)
-    found, samples = in_tensorboard(run_dir)
-    assert {step: len(one) for step, one in found.items()} == dict.fromkeys(range(1, 41), 1)
-    for step, loss in expected(run_dir).items():
-        assert found[step][0] == pytest.approx(loss, rel=1e-6)
-    assert samples == {one["step"]: one["text"] for one in runs.metrics(run_dir, "sample")}
-    assert sorted(samples) == [10, 20, 30, 40]
+def texts_of(read, name: str) -> dict[int, str]:
+    found = read.Tensors(f"{name}/text_summary")
+    return {one.step: one.tensor_proto.string_val[0].decode() for one in found}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
-def test_each_step_is_there_once_after_ten_kills(small, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "kills"),
+    [
+        pytest.param("tensorboard", 1, marks=pytest.mark.thorough),
+        *(
+            pytest.param(name, kills, marks=pytest.mark.slow)
+            for name, kills in (("trackio", 1), ("wandb", 1))
+        ),
+        *(
+            pytest.param(name, 5, marks=pytest.mark.slow)
+            for name in ("tensorboard", "trackio", "wandb")
+        ),
+    ],
+)
+def test_each_step_is_there_after_a_kill_and_a_resume(small, tmp_path, name, kills):
+    """More than once only with the same loss; in TensorBoard, exactly once."""
     run_dir = tmp_path / "run"
     there = {"TRACKIO_DIR": str(tmp_path / "trackio"), "WANDB_MODE": "offline"}
-    killed_and_done(tracked(small, run_dir, name), run_dir, 10, **there)
+    killed_and_done(tracked(small, run_dir, name), run_dir, kills, **there)
     found = {
-        "tensorboard": lambda: in_tensorboard(run_dir)[0],
+        "tensorboard": lambda: in_tensorboard(run_dir),
         "trackio": lambda: in_trackio(tmp_path / "trackio"),
         "wandb": lambda: in_wandb(run_dir),
     }[name]()
-    assert {step: len(one) for step, one in found.items()} == dict.fromkeys(range(1, 41), 1)
+    assert sorted(found) == list(range(1, STEPS + 1))
     for step, loss in expected(run_dir).items():
-        assert found[step][0] == pytest.approx(loss, rel=1e-6)
+        assert found[step] == [pytest.approx(loss, rel=1e-6)] * len(found[step])
+    if name == "tensorboard":
+        assert {len(losses) for losses in found.values()} == {1}
+        samples = texts_of(tensorboard_of(run_dir), "sample")
+        assert samples == {one["step"]: one["text"] for one in runs.metrics(run_dir, "sample")}
+        assert sorted(samples) == [10, 20, 30, 40]
 
 
 def in_trackio(folder: Path) -> dict[int, list[float]]:
@@ -131,8 +142,8 @@ def in_wandb(run_dir: Path) -> dict[int, list[float]]:
                 continue
             items = {one.key or "/".join(one.nested_key): one for one in record.history.item}
             if "train/loss" in items:
-                loss = json.loads(items["train/loss"].value_json)
-                found.setdefault(record.history.step.num, []).append(loss)
+                step, loss = (json.loads(items[name].value_json) for name in ("step", "train/loss"))
+                found.setdefault(step, []).append(loss)
     return found
 
 
@@ -155,24 +166,26 @@ def records_of(content: bytes) -> list[bytes]:
 
 HANGS = """
 import accelerate.tracking, time
-class Hangs(accelerate.tracking.TensorBoardTracker):
-    def log(self, *_, **__):
-        time.sleep(600)
-accelerate.tracking.LOGGER_TYPE_TO_CLASS["tensorboard"] = Hangs
+accelerate.tracking.TensorBoardTracker.log = lambda *_, **__: time.sleep(600)
 """
-FAILS = HANGS.replace("time.sleep(600)", "raise ValueError('no room')")
+FAILS = """
+import accelerate.tracking
+def log(*_, **__):
+    raise ValueError("no room")
+accelerate.tracking.TensorBoardTracker.log = log
+"""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("program", "how"),
+    ("program", "why"),
     [
-        pytest.param(HANGS, "continues in the background", marks=pytest.mark.slow),
-        (FAILS, "has failed"),
+        pytest.param(HANGS, "it has not taken all steps in time", marks=pytest.mark.slow),
+        (FAILS, "no room"),
     ],
     ids=["hangs", "fails"],
 )
-def test_a_tracker_that_hangs_or_fails_costs_no_step(small, tmp_path, program, how):
+def test_a_tracker_that_hangs_or_fails_costs_no_step(small, tmp_path, program, why):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(program)
     run_dir = tmp_path / "run"
@@ -181,86 +194,159 @@ def test_a_tracker_that_hangs_or_fails_costs_no_step(small, tmp_path, program, h
     assert result.returncode == 0, result.stderr
     assert sorted(expected(run_dir)) == list(range(1, STEPS + 1))
     assert result.stdout.count("run.tracker=tensorboard") == 1
-    assert how in result.stdout
-    assert f"python -m training.reporting.track {run_dir} --to tensorboard" in result.stdout
+    assert f"run.tracker=tensorboard is off until the next start: {why}." in result.stdout
+
+
+class Fake(GeneralTracker):
+    """Takes rows, and does what a test says at one of its calls."""
+
+    name = "fake"
+    requires_logging_directory = False
+    tracker = None
+
+    def __init__(self, **acts) -> None:
+        super().__init__()
+        self.rows, self.acts = [], acts
+
+    def start(self) -> None:
+        self.acts.get("start", int)()
+
+    def log(self, values, step=None, **_) -> None:
+        self.acts.get("log", int)()
+        self.rows.append((step, values))
+
+    def finish(self) -> None:
+        self.acts.get("finish", int)()
+
+
+def started(fake: Fake) -> Tracker:
+    tracker = Tracker("fake", lambda: fake, Console(True, 10, 0))
+    tracker.start()
+    return tracker
+
+
+def fail() -> None:
+    raise SystemExit("a library's\n reason.")
+
+
+@pytest.mark.parametrize("call", ["start", "log", "finish"])
+def test_a_tracker_that_fails_is_off_with_one_warning_that_has_the_reason(capsys, call):
+    tracker = started(Fake(**{call: fail}))
+    for step in (1, 2, 3):
+        tracker.log({"loss": 1.0}, step=step)
+    tracker.finish()
+    tracker.log({"loss": 1.0}, step=4)
+    tracker.finish()
+    said = capsys.readouterr().out
+    assert said == (
+        "warning: run.tracker=fake is off until the next start: a library's reason. metrics.jsonl "
+        "has every step.\n"
+    )
+
+
+@pytest.mark.parametrize("call", ["start", "log", "finish"])
+def test_a_tracker_that_hangs_is_not_waited_for(capsys, call):
+    released = threading.Event()
+    tracker = started(Fake(**{call: released.wait}))
+    tracker.log({"loss": 1.0}, step=1)
+    tracker.finish(0.1)
+    assert capsys.readouterr().out.count("it has not taken all steps in time") == 1
+    tracker.finish(60)  # accelerator.end_training
+    released.set()
+
+
+def test_a_tracker_that_is_too_far_behind_is_off(capsys, monkeypatch):
+    begun, released = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        released.wait()
+
+    fake = Fake(log=hang)
+    tracker = started(fake)
+    tracker.log({"loss": 1.0}, step=1)
+    assert begun.wait(runs.DEADLINE_SECONDS)
+    tracker.log({"loss": 1.0}, step=2)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(trackers, "MOST_BEHIND_SECONDS", 0.0)
+    for step in (3, 4):
+        tracker.log({"loss": 1.0}, step=step)
+    assert capsys.readouterr().out.count("is off until the next start: it is 0 s behind") == 1
+    released.set()
+    tracker._thread.join(runs.DEADLINE_SECONDS)
+    assert [step for step, _ in fake.rows] == [1]
+
+
+def test_a_tracker_that_had_nothing_to_do_is_not_behind(capsys, monkeypatch):
+    done = threading.Event()
+    tracker = started(Fake(log=done.set))
+    tracker.log({"loss": 1.0}, step=1)
+    assert done.wait(runs.DEADLINE_SECONDS)
+    until = time.monotonic() + 60
+    while tracker._oldest != trackers.inf and time.monotonic() < until:
+        time.sleep(0.01)
+    assert tracker._oldest == trackers.inf
+    tracker.close()  # so that the thread ends, and takes no other row
+    tracker._thread.join(runs.DEADLINE_SECONDS)
+    monkeypatch.setattr(trackers, "MOST_BEHIND_SECONDS", 0.0)
+    tracker.log({"loss": 1.0}, step=2)
+    assert capsys.readouterr().out == ""
+
+
+def test_train_py_may_log_more_and_no_secret_or_folder_leaves(tmp_path):
+    folder = tmp_path / "a folder"
+    source = "data.source='https://example.com/a.txt?sig=secret'"
+    words = ["run.tracker=tensorboard", f"run.dir={folder}", source, "run.name=mine"]
+    config = load_config([*words, f"data.cache_dir={folder}"])
+    folder.mkdir()
+    accelerator = Accelerator(cpu=True, log_with=config.run.tracker, project_dir=folder)
+    open_trackers(accelerator, Console(True, 10, 0), config, "a" * 32, 0)
+    accelerator.log({"mine/figure": 2.0}, step=3)
+    close_trackers(accelerator, 60)
+    read = tensorboard_of(folder)
+    assert [(one.step, one.value) for one in read.Scalars("mine/figure")] == [(3, 2.0)]
+    (text,) = texts_of(read, "config").values()
+    assert "run.name: mine" in text
+    assert "data.source: https://example.com/a.txt" in text
+    assert "secret" not in text
+    assert str(tmp_path) not in text
+
+
+WITHOUT_KEY = """
+import sys
+from accelerate import Accelerator
+from config.compose import load_config
+from training.reporting.console import Console
+from training.reporting.trackers import close_trackers, open_trackers
+config = load_config(["run.tracker=wandb", f"run.dir={sys.argv[1]}"])
+accelerator = Accelerator(cpu=True, log_with="wandb")
+open_trackers(accelerator, Console(True, 10, 0), config, "a" * 32, 0)
+close_trackers(accelerator, 60)
+"""
 
 
 @pytest.mark.thorough
-def test_a_tracker_is_built_from_a_run_that_had_none(small, finished_run, tmp_path):
-    """Afterwards, and again: what is there already is not sent twice."""
-    command = [sys.executable, "-m", TRACK, str(finished_run)]
-    for _ in range(2):
-        result = runs.run([*command, "--to", "tensorboard"])
-        assert result.returncode == 0, result.stderr
-    found, _ = in_tensorboard(finished_run)
-    assert {step: len(one) for step, one in found.items()} == dict.fromkeys(range(1, 31), 1)
-    result = runs.run([*command, "--to", "nothing"])
-    assert result.returncode == 2
-    assert "run.tracker=nothing is not installed" in result.stderr
-
-
-def lines(run_dir: Path, *steps: int) -> None:
-    with open(run_dir / "metrics.jsonl", "a") as opened:
-        for step in steps:
-            line = {"event": "train", "step": step, "loss": 1 / step, "skipped": True}
-            opened.write(f"{json.dumps(line)}\n")
-
-
-def test_rows_are_steps_that_are_known_to_be_complete(tmp_path):
-    rows = Rows(tmp_path, 0, None)
-    assert list(rows.next(False)) == []
-    lines(tmp_path, 1, 2)
-    event = {"time": "2026-01-01T00:00:00Z", "attempt": "0" * 8, "event": "start", "step": 0}
-    (tmp_path / "events.jsonl").write_text(json.dumps({**event, "text": "from scratch"}) + "\n")
-    assert len(read_events(tmp_path / "events.jsonl")) == 1
-    ((step, row),) = rows.next(False)
-    assert (step, row["train/loss"], row["train/skipped"]) == (1, 1.0, 1.0)
-    assert row["events"] == "2026-01-01T00:00:00Z start from scratch"
-    with open(tmp_path / "metrics.jsonl", "a") as opened:
-        opened.write('{"event": "eval", "step": 2, "loss": 3.0, "text": null}\n')
-        opened.write('{"event": "sample", "step": 2, "text": "second"}\n')
-    assert list(rows.next(False)) == []
-    ((step, row),) = rows.next(True)
-    assert (step, row["train/loss"], row["eval/loss"], row["sample"]) == (2, 0.5, 3.0, "second")
-    assert list(rows.next(True)) == []
-    assert "eval/text" not in row
-
-
-def test_a_long_run_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.reporting.track.MOST_BYTES", 200)
-    lines(tmp_path, *range(1, 50))
-    assert [step for step, _ in Rows(tmp_path, 7, None).next(True)] == list(range(8, 50))
-
-
-def test_figures_are_numbers_only():
-    found = figures_of([{"event": "train", "step": 1, "loss": 2.0, "hub_error": "x", "a": None}])
-    assert found == {"train/loss": 2.0}
-
-
-def test_a_damaged_cursor_begins_again(tmp_path):
-    (tmp_path / "one.json").write_text("{")
-    cursor = Cursor(tmp_path / "one.json")
-    assert (cursor.step, cursor.event) == (0, None)
-    cursor.write(3, {"step": 2})
-    assert Cursor(tmp_path / "one.json").step == 3
-    assert Cursor(tmp_path / "one.json").event == {"step": 2}
-
-
-def test_events_come_once_and_in_their_order_also_after_a_kill(tmp_path):
-    """The next attempt starts at an earlier step than the last warning of the one before."""
-    lines(tmp_path, *range(1, 201))
-    events = [
-        {"time": f"2026-01-01T00:00:0{n}Z", "attempt": "0" * 8, "event": "start", "step": step}
-        for n, step in enumerate((0, 150, 100, 100, 200))
-    ]
-    (tmp_path / "events.jsonl").write_text(
-        "".join(json.dumps({**one, "text": str(n)}) + "\n" for n, one in enumerate(events))
+def test_without_a_key_the_console_gives_the_reason_and_nobody_is_asked(tmp_path):
+    """At a terminal, too, where wandb asks otherwise."""
+    ours, theirs = pty.openpty()
+    none = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_KEY, str(tmp_path)],
+        stdin=theirs,
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=runs.environment(**none),
+        timeout=runs.DEADLINE_SECONDS,
+        check=False,
+        cwd=runs.ROOT,
     )
-    rows = Rows(tmp_path, 0, None)
-    found = {step: row["events"] for step, row in rows.next(True) if "events" in row}
-    assert list(found) == [1, 150, 200]
-    assert [line[-1] for text in found.values() for line in text.splitlines()] == list("01234")
-    assert list(Rows(tmp_path, 150, rows.event).next(True))[-1][1].keys() == {
-        "train/loss",
-        "train/skipped",
-    }
+    os.close(theirs)
+    os.close(ours)
+    assert "run.tracker=wandb is off until the next start: No API key" in result.stdout
+
+
+def test_values_are_numbers_or_a_text():
+    line = {"event": "train", "step": 1, "loss": 2.0, "skipped": True, "hub_error": "x", "a": None}
+    assert values_of(line) == {"train/loss": 2.0, "train/skipped": 1.0}
+    assert values_of({"event": "sample", "step": 1, "text": "a\nb"}) == {"sample": "a\nb"}
