@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,10 +44,11 @@ def measured(
     file.write_text(yaml.safe_dump(content))
     for old in folder.glob("*.json"):
         old.unlink()
+    shutil.rmtree(folder / "run", ignore_errors=True)
     command = ["accelerate", "launch", "--config_file", str(file), "--main_process_port", "0"]
     script = [str(ROOT / "benchmarks" / "measured.py"), str(folder)]
     result = subprocess.run(
-        [*command, *script, *overrides, f"run.dir={folder}/run", "snapshot.resume=never"],
+        [*command, *script, *overrides, f"run.dir={folder}/run"],
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,

@@ -40,7 +40,6 @@ WORDS = (
     "train.eval_every=1000000",
     "train.sample_every=0",
     "snapshot.every=1000000",
-    "snapshot.resume=never",
 )
 
 

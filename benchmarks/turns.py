@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,13 +76,13 @@ class Contestant:
 def ours(
     name: str, accelerate_config: str, words: list[str], folder: Path, options: tuple[str, ...] = ()
 ) -> Contestant:
-    """train.py under `accelerate launch`, as a user starts it."""
+    """train.py under `accelerate launch`, as a user starts it, from the beginning."""
+    shutil.rmtree(folder / name, ignore_errors=True)
     rest = [
         "train.max_steps=1000000000",
         "train.eval_every=1000000000",
         "train.sample_every=0",
         "snapshot.every=1000000000",
-        "snapshot.resume=never",
         "run.collective_timeout_seconds=3600",
         f"run.dir={folder / name}",
         f"data.cache_dir={folder / 'data'}",

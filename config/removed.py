@@ -34,6 +34,9 @@ REMOVED: dict[str, str] = {
     "run.preemption_notice": "start the run with python -m cloud.notice auto -- accelerate launch",
     "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
+    "snapshot.resume=never": (
+        "a run resumes what run.dir holds. To start over, move that away, or give another run.name"
+    ),
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
     "run.adapt_threads": (
         "leave it out; OMP_NUM_THREADS sets the number of threads, at most one for each core"

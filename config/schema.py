@@ -157,7 +157,7 @@ class SnapshotConfig:
     whole: bool = True
     """false: save only trained weights, with model.pretrained as the base; LoRA always does."""
     resume: str = "auto"
-    """auto: this run's newest; never: start over; or another run's folder or repo[@revision]."""
+    """auto: this run's newest, or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
     """Maximum size in bytes of a snapshot's shard files; larger models are split into several."""
     staging_bytes: int = 4_294_967_296

@@ -70,14 +70,11 @@ class RemoteSnapshot:
         return fetch(RepoContents(hub, self.commit, True, files, None), self.folder, root)
 
 
-def open_repo(
-    store: RunStore, can_do_without: bool, is_new: bool = False
-) -> tuple[RepoContents | None, tuple[str, ...]]:
+def open_repo(store: RunStore, can_do_without: bool) -> tuple[RepoContents | None, tuple[str, ...]]:
     """The contents of the repo, which is created if it does not exist; or None and a warning.
 
-    `can_do_without`: this disk has a snapshot; `is_new`: the run starts from scratch. Raises
-    SnapshotError if the repo holds something else or is public against `hub.private`; HubError if
-    the run cannot begin without it.
+    `can_do_without`: this disk has a snapshot. Raises SnapshotError if the repo holds something
+    else or is public against `hub.private`; HubError if the run cannot begin without it.
     """
     try:
         repo = with_retries(store.hub, lambda: _read_or_create(store))
@@ -87,13 +84,13 @@ def open_repo(
         return None, (f"{error} The run continues from what is here; uploads are retried.",)
     except HubError as error:
         offline = isinstance(error, HubOffline)
-        if not can_do_without and not is_new:
+        if not can_do_without:
             remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
             lack = "none is on all machines" if store.for_all else "there is none here"
             raise HubUnreachable(
                 f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this run, "
-                f"and {lack}. Start again {remedy}; a run that is new can begin with "
-                "snapshot.resume=never."
+                f"and {lack}. Start again {remedy}; a run that is new can begin "
+                f"without {store.key.partition('=')[0]}, which a later start may have."
             ) from error
         rest = "it uploads nothing, and its next start does" if offline else "uploads are retried"
         return None, (f"{error}. The run continues without it; {rest}.",)
@@ -139,15 +136,6 @@ def _check_token(store: RunStore) -> None:
     """
     with suppress(HubUnreachable, HubUnsupported), limit_to(1 / 4):
         store.hub.check_token()
-
-
-def newest_state(store: RunStore) -> RunState | None:
-    """The state of the newest snapshot in a repo; None if there is none, or it cannot be read."""
-    with suppress(SnapshotError, HubError, OSError), store.hub.waiting.limit():
-        repo = read_repo(store.hub)
-        if repo.latest is not None:
-            return fetch_state(repo, repo.latest.folder)
-    return None
 
 
 def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:

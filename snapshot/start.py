@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from snapshot.disk.files import (
     snapshots_in,
     visible,
 )
-from snapshot.disk.pruning import remove_leftovers, unused_name
+from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from snapshot.run_store import (
@@ -31,7 +30,6 @@ from snapshot.run_store import (
     checked,
     fetch_newer,
     fetch_newest,
-    newest_state,
     open_repo,
     skipped,
 )
@@ -44,12 +42,6 @@ METRICS = "metrics.jsonl"
 """In a run's directory: the metrics of its steps."""
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """The temporary folder for another run's snapshot, until this run has loaded its weights."""
-AS_ASKED = "the beginning, as snapshot.resume=never asks"
-RESUMES_INSTEAD = (
-    "this same command began the run with snapshot.resume=never, and it has not finished, so it "
-    "resumes. To start over instead, move {run_dir} away, or give another run.name (and run.dir, "
-    "if that is set); with a repo or a bucket, name another one as well."
-)
 
 
 @dataclass(frozen=True)
@@ -69,8 +61,6 @@ class Start:
     """The same snapshot on the Hub, for machines that do not have it."""
     repo: RepoContents | None = None
     """The run's own repo as it was at the start; None if it could not be read."""
-    moves_aside: bool = False
-    """Whether another run lies in the run's directory, which `move_aside` moves away."""
 
     @property
     def known_latest(self) -> Latest | None:
@@ -98,17 +88,14 @@ def choose_start(
     resume: str,
     store: RunStore | None = None,
     timeout: float = 60.0,
-    is_restart: Callable[[RunState | None], bool] = lambda state: False,
     refuse: StateCheck = lambda state: None,
     fetch: Fetch = fetch,
 ) -> Start:
-    """The start that `snapshot.resume` (auto, never, a folder or a repo) means for this run.
+    """The start that `snapshot.resume` (auto, a folder or a repo) means for this run.
 
     `store` is the run's own repo. `timeout` is that of requests to a named repo, in seconds.
-    `never` starts over once: if the same command began the run of a state, and that run has not
-    ended (`is_restart`), it resumes; one without a state begins again. What lies in `run_dir` stays
-    there until `move_aside`. `refuse` raises OtherRun for a state before its snapshot is downloaded
-    by `fetch`: all of it, or first what describes it.
+    `refuse` raises OtherRun for a state before its snapshot is downloaded by `fetch`: all of it, or
+    first what describes it.
 
     Only the process that writes to `run_dir` may call this: it removes what a killed process left.
 
@@ -119,95 +106,14 @@ def choose_start(
     root = snapshots_in(run_dir)
     remove_leftovers(root)
     fetch = checked(fetch, refuse)
-    if resume == "never":
-        state = _newest_state(root, store)
-        again = is_restart(state)
-        if state is None or not again:
-            return from_scratch(run_dir, store, again)
-        try:
-            own = _own_newest(root, store, fetch)
-        except SnapshotError:  # no snapshot is whole, so a resume would also start from scratch
-            return from_scratch(run_dir, store)
-        start = replace(own, warnings=(RESUMES_INSTEAD.format(run_dir=run_dir), *own.warnings))
-    else:
-        start = _own_newest(root, store, fetch)
-        # If an earlier attempt of this command began there, the named snapshot may be gone.
-        if resume != "auto" and _began_from(start.state) != public_resume(resume):
-            named = _named_snapshot(resume, root, timeout, store, fetch)
-            start = _branch(start, named, run_dir, resume)
+    start = _own_newest(root, store, fetch)
+    # If an earlier attempt of this command began there, the named snapshot may be gone.
+    if resume != "auto" and _began_from(start.state) != public_resume(resume):
+        named = _named_snapshot(resume, root, timeout, store, fetch)
+        start = _branch(start, named, run_dir, resume)
     if start.state is not None:
         refuse(start.state)
     return start
-
-
-def _newest_state(root: Path, store: RunStore | None) -> RunState | None:
-    """The state of this run's newest snapshot on this disk, else in its repo; None without.
-
-    Only `state.json` is read: the rest of the snapshot is neither fetched nor verified.
-    """
-    local = snapshot_folders(root)
-    for folder in local:
-        with suppress(SnapshotError):
-            return read_state(folder)
-    return None if store is None or local else newest_state(store)
-
-
-def from_scratch(run_dir: Path, store: RunStore | None, again: bool = False) -> Start:
-    """A start from scratch, for which a run in the directory is to be moved aside.
-
-    It stays if this command starts `again` what it began itself and has no snapshot of.
-    Raises SnapshotError if the run's own repo holds a run.
-    """
-    start = Start(None, None, AS_ASKED)
-    if store is not None:
-        repo, faults = open_repo(store, can_do_without=False, is_new=True)
-        if repo is not None and repo.latest is not None and not store.takeover:
-            raise SnapshotError(
-                f"snapshot.resume=never, but {store.key} holds a run, at step {repo.latest.step}. "
-                "Name a new repo; hub.takeover=true replaces what is in this one."
-            )
-        start = replace(start, warnings=faults, repo=repo)
-    has_snapshots = bool(snapshot_folders(snapshots_in(run_dir)))
-    if again and not has_snapshots and has_steps(run_dir):
-        return replace(start, reason=f"{AS_ASKED}: the attempt before had no snapshot yet")
-    return replace(start, moves_aside=has_snapshots or has_steps(run_dir))
-
-
-def move_aside(start: Start, run_dir: Path) -> Start:
-    """Move a run's directory aside where `start` says so. Nothing is deleted.
-
-    Raises SnapshotError if it cannot be moved.
-    """
-    if not start.moves_aside:
-        return start
-    folder = run_dir.resolve()  # of a link, the target moves, and is created again
-    aside = unused_name(folder)
-    try:
-        folder.rename(aside)
-    except OSError as error:
-        raise SnapshotError(
-            f"snapshot.resume=never, but {run_dir} cannot be moved to {aside}: {error.strerror}. "
-            "Move its content yourself, or give the run another run.dir."
-        ) from error
-    return replace(start, reason=f"{AS_ASKED}; the earlier run is now {aside}", moves_aside=False)
-
-
-def check_can_move_aside(run_dir: Path, needed: Iterable[tuple[str, str]] = ()) -> None:
-    """Raise SnapshotError if `run_dir` holds more than a run, so that it must not be moved.
-
-    `needed` are keys of the configuration and what they name: paths, or anything else.
-    """
-    folder = run_dir.resolve()
-    others = {"the working folder": Path.cwd(), "this project": Path(__file__).parent}
-    with suppress(RuntimeError):  # a user without a home
-        others["your home"] = Path.home()
-        others |= {f"{key}={value}": Path(value).expanduser() for key, value in needed}
-    for name, other in others.items():
-        if other.resolve().is_relative_to(folder):
-            raise SnapshotError(
-                f"snapshot.resume=never would move run.dir={run_dir} aside, and {name} with it. "
-                "Give the run a folder of its own, such as run.dir=out/new."
-            )
 
 
 def has_steps(run_dir: Path) -> bool:
@@ -230,8 +136,7 @@ def _own_newest(root: Path, store: RunStore | None, fetch: Fetch) -> Start:
     if faults:
         raise SnapshotError(
             f"none of the {len(faults)} snapshots in {root} is whole: {faults[0].rstrip('.')}. "
-            "Restore one from a copy, or start over with snapshot.resume=never (the existing run "
-            "is moved aside, not deleted)."
+            f"Restore one from a copy, or move {root.parent} away to start over."
         )
     if has_steps(root.parent):
         start = replace(start, warnings=(*start.warnings, _without_snapshots(root)))
@@ -246,8 +151,7 @@ def _without_snapshots(root: Path) -> str:
     if not root.exists():
         raise SnapshotError(
             f"{root.parent} has the {METRICS} of a run, but its snapshots are gone: there is no "
-            f"{root}. Restore that from a copy, or start over with snapshot.resume=never (the "
-            "existing run is moved aside, not deleted)."
+            f"{root}. Restore that from a copy, or move {root.parent} away to start over."
         )
     return (
         f"{root.parent / METRICS} has steps, but {root} has no snapshot: the run begins again at "
@@ -300,10 +204,8 @@ def newest_of_disk_and_repo(
         found = fetch_newer(repo, local_step, root, fetch)
     except NoneWhole as error:
         if newest is None:
-            raise SnapshotError(
-                f"{str(error).rstrip('.')}. Start again in another repo, or with "
-                "snapshot.resume=never and hub.takeover=true."
-            ) from error
+            fault = f"{str(error).rstrip('.')}. Start again in another repo."
+            raise SnapshotError(fault) from error
         return replace(local, warnings=warnings + skipped(error.faults))
     except (HubError, DiskFault) as error:
         if not can_do_without:
@@ -359,7 +261,7 @@ def _named_snapshot(
         remote[0].waiting = store.hub.waiting  # one limit for all questions of a start
     if not path.exists() and remote is None:
         raise SnapshotError(
-            f"snapshot.resume={resume} must be auto, never, a folder that exists, a repo of the "
+            f"snapshot.resume={resume} must be auto, a folder that exists, a repo of the "
             "Hub (owner/name or owner/name@revision) or a bucket (hf://buckets/owner/name)."
         )
     try:

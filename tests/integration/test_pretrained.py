@@ -229,14 +229,9 @@ def test_generating_and_verifying_know_such_a_snapshot(small, bases, tmp_path):
 
 @THOROUGH
 def test_a_damaged_tokenizer_of_the_newest_snapshot_is_skipped(small, bases, tmp_path):
-    """And where the run resumes from no snapshot, it does not take its own for the model."""
     here = words(small, bases["llama"], f"run.dir={tmp_path / 'run'}")
     assert runs.train(*here).returncode == 0
     (runs.snapshot(tmp_path / "run", 10) / "tokenizer.json").write_text("{")
     result = runs.train(*here)
     assert result.returncode == 0, result.stderr
     assert "step-00000005, the newest of this run" in result.stdout
-    gone = words(small, tmp_path / "gone", f"run.dir={tmp_path / 'run'}", "snapshot.resume=never")
-    result = runs.train(*gone)
-    assert result.returncode == 2
-    assert f"model.pretrained={tmp_path / 'gone'} is neither a folder that exists" in result.stderr

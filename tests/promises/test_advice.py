@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import hubs
 import runs
 from config.compose import load_config
 from config.schema import Config
-from config.stored import as_plain
 from sealed import seal
 from snapshot.__main__ import main
 from snapshot.disk.state import read_state
@@ -42,7 +40,7 @@ def chosen(config: Config) -> Start:
     lock = RunLock()
     lock.acquire(Path(config.run.dir))
     try:
-        return start.start_over(runs.ALONE, config, lock, start._choose(config, lock))
+        return start._choose(config, lock)
     finally:
         lock.release()
 
@@ -119,9 +117,9 @@ def test_no_whole_snapshot_here(a_run, begins, refused):
     for step in (10, 20, 30):
         damage(runs.snapshot(a_run, step))
     said = refused("run.name=mine")
-    assert "start over with snapshot.resume=never (the existing run is moved aside" in said
-    assert begins("run.name=mine", "snapshot.resume=never").folder is None
-    assert (a_run.parent / "mine.old-1" / "snapshots" / "step-00000030").is_dir()
+    assert f"or move {Path('out/mine')} away to start over" in said
+    a_run.rename(a_run.parent / "away")
+    assert begins("run.name=mine").folder is None
 
 
 def test_no_whole_snapshot_in_the_repo(near_hub, a_run, finished_run, begins, refused, tmp_path):
@@ -129,42 +127,8 @@ def test_no_whole_snapshot_in_the_repo(near_hub, a_run, finished_run, begins, re
     (copy / "optimizer.safetensors").write_bytes(b"damaged")
     hubs.put(near_hub, copy, 10, run=read_state(copy).run_id)
     said = refused("run.name=new", HERE)
-    assert (
-        "Start again in another repo, or with snapshot.resume=never and hub.takeover=true" in said
-    )
+    assert "Start again in another repo." in said
     assert begins("run.name=new", THERE).folder is None
-    again = ("snapshot.resume=never", "hub.takeover=true")
-    assert begins("run.name=new", HERE, *again).folder is None
-
-
-def test_to_start_over_in_a_repo_that_holds_a_run(in_repo, begins, refused):
-    said = refused("run.name=new", HERE, "snapshot.resume=never")
-    assert "Name a new repo; hub.takeover=true replaces what is in this one" in said
-    assert begins("run.name=new", THERE, "snapshot.resume=never").folder is None
-    again = ("snapshot.resume=never", "hub.takeover=true")
-    assert begins("run.name=new", HERE, *again).folder is None
-
-
-def test_to_start_over_all_the_same(near_hub, a_run, small, begins, tmp_path):
-    words = ("run.name=mine", HERE, "snapshot.resume=never", "train.max_steps=40")
-    config = load_config([*small, "hub.timeout_seconds=5", *words])
-    for step in (10, 20, 30):
-        place = runs.snapshot(a_run, step)
-        state = read_state(place)
-        state.config = as_plain(config)
-        content = json.loads((place / "state.json").read_text())
-        (place / "state.json").write_text(json.dumps(content | asdict(state)))
-        seal(place)
-    hubs.seed(near_hub, runs.snapshot(a_run, 30))
-    resumed = begins(*words)
-    said = " ".join(resumed.warnings)
-    assert resumed.state.step == 30
-    assert f"move {Path('out/mine')} away, or give another run.name" in said
-    assert "with a repo or a bucket, name another one as well" in said
-    new = ("run.name=new", THERE, "snapshot.resume=never", "train.max_steps=40")
-    assert begins(*new).folder is None
-    a_run.rename(tmp_path / "away")
-    assert begins(*words[:1], "hub.repo_id=me/third", *words[2:]).folder is None
 
 
 def test_a_named_run_that_is_not_whole(in_repo, begins, refused, a_run):
@@ -217,11 +181,15 @@ def snapshots_restored(hub, run_dir: Path) -> None:
     (run_dir.parent / "copy").rename(run_dir / "snapshots")
 
 
+def moved_away(hub, run_dir: Path) -> None:
+    run_dir.rename(run_dir.parent / "away")
+
+
 def folder_of_that_name(hub, run_dir: Path) -> None:
     Path("me").mkdir()
 
 
-NEVER, RESUME = "snapshot.resume=never", "snapshot.resume=me/run"
+RESUME = "snapshot.resume=me/run"
 FOLLOWED = {
     "a latest.json that is damaged: elsewhere": (
         damaged_latest,
@@ -254,9 +222,9 @@ FOLLOWED = {
     "no Hub: a new run": (
         hub_down,
         ["run.name=new", HERE],
-        "a run that is new can begin with snapshot.resume=never",
+        "a run that is new can begin without hub.repo_id",
         nothing,
-        (["run.name=new", THERE, NEVER], None),
+        (["run.name=new"], None),
     ),
     "no Hub: later": (
         hub_down,
@@ -275,9 +243,9 @@ FOLLOWED = {
     "no snapshots: anew": (
         snapshots_gone,
         ["run.name=mine"],
-        "or start over with snapshot.resume=never",
-        nothing,
-        (["run.name=mine", NEVER], None),
+        "or move out/mine away to start over",
+        moved_away,
+        (["run.name=mine"], None),
     ),
     "a folder with the owner's name": (
         folder_of_that_name,

@@ -19,7 +19,6 @@ from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import merge
-from snapshot.start import check_can_move_aside
 from store.errors import HubError
 from store.file_system import FileSystem
 from training.run import start
@@ -27,7 +26,6 @@ from training.run.run_dir import RunLock, refuse_foreign
 from training.run.same_run import refuse_other_run
 
 BUCKET = "hub.url=hf://buckets/me/run"
-NEVER = "snapshot.resume=never"
 
 
 @pytest.fixture
@@ -42,12 +40,9 @@ def begins(small, tmp_path, monkeypatch):
         refuse = partial(refuse_other_run, config=as_plain(config), data=None)
         lock, run_dir = RunLock(), Path(config.run.dir)
         refuse_foreign(run_dir)
-        if config.snapshot.resume == "never":
-            check_can_move_aside(run_dir, start.read_by(config))
         lock.acquire(run_dir)
         try:
-            chosen = start._choose(config, lock, refuse)
-            state = start.start_over(runs.ALONE, config, lock, chosen).state
+            state = start._choose(config, lock, refuse).state
         finally:
             lock.release()
         return None if state is None else state.step
@@ -116,30 +111,6 @@ def test_each_value_of_a_snapshot_is_given_as_a_shell_takes_it(finished_run):
     refuse_other_run(state, as_plain(load_config(words)), None)
 
 
-def test_where_the_folder_would_take_others_with_it(a_run, begins, refused):
-    for words in (["run.dir=."], ["run.name=mine", "data.source=out/mine/text.txt"]):
-        said = refused(*words, NEVER)
-        word = said.partition("such as ")[2].rstrip(".")
-        assert word == "run.dir=out/new", said
-        assert begins(*words, word, NEVER) is None
-
-
-def test_where_a_run_cannot_be_moved_aside(a_run, begins, refused, monkeypatch, tmp_path):
-    def busy(self, target):
-        raise OSError(16, "Device or resource busy")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", busy)
-        said = refused("run.name=mine", NEVER)
-    assert "Move its content yourself, or give the run another run.dir" in said
-    assert begins("run.name=mine", "run.dir=out/other", NEVER) is None
-    (away := tmp_path / "away").mkdir()
-    for path in a_run.iterdir():
-        path.rename(away / path.name)
-    assert begins("run.name=mine", NEVER) is None
-    assert read_state(runs.snapshot(away, 30)).step == 30
-
-
 def test_a_folder_with_files_of_somebody_else(begins, refused, tmp_path):
     (folder := tmp_path / "out" / "mine").mkdir(parents=True)
     (folder / "curves.png").write_text("mine")
@@ -185,10 +156,6 @@ def test_a_bucket_of_another_run(near_hub, a_run, begins, refused, finished_run,
     assert begins("run.name=mine", BUCKET, "hub.takeover=true") == 30
     assert "to continue the run in the repo, give another run.name" in said
     assert begins("run.name=third", BUCKET) == 10
-    said = refused("run.name=fourth", BUCKET, NEVER)
-    assert "Name a new repo; hub.takeover=true replaces what is in this one" in said
-    assert begins("run.name=fourth", "hub.url=hf://buckets/me/other", NEVER) is None
-    assert begins("run.name=fourth", BUCKET, NEVER, "hub.takeover=true") is None
     named = "snapshot.resume=hf://buckets/me/run"
     assert begins("run.name=fifth", "hub.url=hf://buckets/me/fifth", named) == 10
 

@@ -31,13 +31,11 @@ def test_a_larger_max_steps_extends_a_finished_run(small, tmp_path):
     assert [record["step"] for record in runs.metrics(tmp_path / "run", "eval")] == [10, 15, 20]
 
 
-def test_never_starts_over_and_moves_the_earlier_run_aside(small, tmp_path):
-    run_dir = tmp_path / "run"
-    assert runs.train(*small, f"run.dir={run_dir}", "train.max_steps=10").returncode == 0
-    result = runs.train(*small, f"run.dir={run_dir}", "train.max_steps=5", "snapshot.resume=never")
-    assert result.returncode == 0, result.stderr
-    assert len(runs.losses(run_dir)) == 5
-    assert len(runs.losses(tmp_path / "run.old-1")) == 10
+def test_starting_over_is_asked_for_by_another_folder(small, tmp_path):
+    result = runs.train(*small, f"run.dir={tmp_path / 'run'}", "snapshot.resume=never")
+    assert result.returncode == 2
+    assert "a run resumes what run.dir holds. To start over, move that away" in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_named_snapshot_starts_a_run_that_continues_itself(finished_run, small, tmp_path):

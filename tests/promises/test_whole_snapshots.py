@@ -112,7 +112,7 @@ def test_without_a_whole_snapshot_a_run_does_not_start_over(copied_run, small):
     result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}")
     assert result.returncode == 2
     assert "none of the 3 snapshots" in result.stderr
-    assert "snapshot.resume=never" in result.stderr
+    assert f"move {copied_run} away to start over" in result.stderr
 
 
 @pytest.fixture

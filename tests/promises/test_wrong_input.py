@@ -57,7 +57,7 @@ MISTAKES: list[Mistake] = [
     (
         "a snapshot that is none",
         ["snapshot.resume={tmp}/nowhere"],
-        ["snapshot.resume=", "must be auto, never, a folder that exists"],
+        ["snapshot.resume=", "must be auto, a folder that exists"],
     ),
     ("an unknown tracker", ["run.tracker=foo"], ["run.tracker=foo"]),
 ]

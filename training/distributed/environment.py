@@ -92,11 +92,6 @@ def is_local_main_process() -> bool:
     return env_var("LOCAL_RANK", "0") == "0"
 
 
-def restarted_by_launcher() -> bool:
-    """Whether `accelerate launch --max_restarts` restarted this process."""
-    return int(env_var("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def is_main_process() -> bool:
     """Whether this is the main process."""
     return env_var("RANK", "0") == "0"

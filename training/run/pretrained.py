@@ -109,16 +109,6 @@ def find_pretrained(
     return PretrainedModel(accelerator, config, base)
 
 
-def with_settled_rate(config: Config) -> Config:
-    """The configuration as a run's snapshots hold it, where the model's size decides the rate.
-
-    Raises SnapshotError and HubError as `find_pretrained` does.
-    """
-    settled = replace(config, optim=replace(config.optim))
-    settle_rate(settled, lambda: _parameters(_open(config)))
-    return settled
-
-
 def _open(config: Config, where: str | None = None) -> Base:
     """Open the model that the configuration names, or `where` the main process has found it."""
     named = other_model(config.model)

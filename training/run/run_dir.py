@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from os.path import samestat
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
@@ -176,8 +175,6 @@ class RunLock:
         self._run_dir: Path | None = None
         """Where to leave an exit code before the lock is held; None: another process leaves it."""
         self._lock: FileLock | None = None
-        self._file: os.stat_result | None = None
-        """Identity of the lock's file, which moves with a rename of the directory."""
         self._made = False
         self._code: int | None = None
         self._noted = False
@@ -288,16 +285,8 @@ class RunLock:
         """Where this process leaves its exit code, if it holds the lock."""
         return None if self._lock is None else _code_file(self._lock)
 
-    def is_in(self, run_dir: Path) -> bool:
-        """Whether the lock that is held is the one in a directory, which may have been moved."""
-        with suppress(OSError):
-            return self._file is not None and samestat(self._file, (run_dir / LOCK).stat())
-        return False
-
     def _hold(self, lock: FileLock) -> None:
         self._lock = lock
-        with suppress(OSError):
-            self._file = Path(lock.lock_file).stat()
         path = _code_file(lock)
         self.code_before = exit_code_in(path)
         if may_hold_code(path):

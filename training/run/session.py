@@ -77,7 +77,6 @@ from training.run.start import (
     agree_on_start,
     lock_run_dir,
     open_run,
-    start_over,
     state_at,
     take_start,
 )
@@ -166,12 +165,11 @@ class Session:
         """Compare the text with the snapshot's, and read on where that ends.
 
         Raises SnapshotError for the text of another run. Only then are a snapshot's weights
-        downloaded, and moved aside what `snapshot.resume=never` starts over.
+        downloaded.
         """
         accelerator, config, pretrained = self.accelerator, self.config, self.pretrained
         self.corpus = corpus
-        start = take_start(accelerator, config, self._lock, self.start, corpus)
-        self.start = start = start_over(accelerator, config, self._lock, start)
+        self.start = start = take_start(accelerator, config, self._lock, self.start, corpus)
         if pretrained is not None and start.folder is not None:
             pretrained.base = replace(pretrained.base, folder=start.folder)
         base = None if pretrained is None else pretrained.base

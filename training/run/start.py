@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,12 +12,11 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from config.schema import Config, ConfigError
+from config.schema import Config
 from config.stored import as_plain, as_yaml
 from data.corpus import Corpus
 from data.public_names import public_name
 from snapshot.base import Base
-from snapshot.config_values import changed_values
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
     TEMPORARY_PREFIX,
@@ -36,16 +34,10 @@ from snapshot.start import (
     METRICS,
     ORIGIN,
     Start,
-    check_can_move_aside,
     choose_start,
     folder_for_step,
-    from_scratch,
-    move_aside,
 )
-from store.events import read_events
 from store.fetch import PARTIAL, RepoContents, fetch, fetch_small, is_small, remove_partial
-from store.publish import CURVES
-from store.records import EVENTS
 from training.distributed.agreement import (
     decided_by_main,
     is_on_any,
@@ -53,13 +45,10 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.distributed.environment import is_one_machine, restarted_by_launcher
-from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
-from training.reporting.metrics import MetricsFile, has_step
-from training.run.pretrained import with_settled_rate
-from training.run.run_dir import CONFIG_FILE, RunLock, config_in, not_writable, refuse_foreign
+from training.distributed.environment import is_one_machine
+from training.reporting.metrics import MetricsFile
+from training.run.run_dir import CONFIG_FILE, RunLock, not_writable, refuse_foreign
 from training.run.same_run import refuse_other_run
-from training.run.signals import name_of
 from training.run.text import begin_stream, data_facts
 from training.run.uploading import store_of
 
@@ -67,14 +56,11 @@ from training.run.uploading import store_of
 def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
     """Keep other attempts out of the run's directory. Every process must call this.
 
-    Raises ConfigError as `RunLock.acquire` and `refuse_foreign` do, SnapshotError where
-    `snapshot.resume=never` would move more than a run aside.
+    Raises ConfigError as `RunLock.acquire` and `refuse_foreign` do.
     """
     run_dir = Path(config.run.dir)
 
     def check() -> None:
-        if config.snapshot.resume == "never":
-            check_can_move_aside(run_dir, read_by(config))
         if accelerator.is_local_main_process:
             refuse_foreign(run_dir)
 
@@ -106,25 +92,12 @@ def _leave_mark(run_dir: Path) -> str:
     return mark
 
 
-def read_by(config: Config) -> Iterator[tuple[str, str]]:
-    """The keys that may name folders which a run reads, at each of its starts."""
-    data, model = config.data, config.model
-    keys = {
-        "model.pretrained": model.pretrained,
-        "model.architecture": model.architecture,
-        "data.source": data.source,
-        "data.tokenizer": data.tokenizer,  # perhaps derived from the model
-    }
-    yield from ((key, value) for key, value in keys.items() if value is not None)
-    yield from (("data.mix", part.source) for part in data.mix)
-
-
 def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> Start:
     """Choose the snapshot that this attempt resumes from; the main process chooses and verifies.
 
     Every process must call this. Where machines have disks of their own, all use the same. Of a
-    snapshot that is only on the Hub, no more than the small files are downloaded, and nothing is
-    moved: `take_start` follows when the text is known. Raises SnapshotError where a snapshot cannot
+    snapshot that is only on the Hub, no more than the small files are downloaded: `take_start`
+    follows when the text is known. Raises SnapshotError where a snapshot cannot
     be used or is another run's by the configuration, and where another machine can neither see nor
     download the one that the main process chose.
     """
@@ -158,29 +131,6 @@ def take_start(
         start = _agree(accelerator, config, choose)
         begin_stream(corpus, config, start.state)  # of an older snapshot if the newest is damaged
     return start
-
-
-def start_over(accelerator: Accelerator, config: Config, lock: RunLock, start: Start) -> Start:
-    """Move aside what `snapshot.resume=never` starts over, when nothing else is wrong.
-
-    Each machine with a disk of its own does. Every process must call this. Raises SnapshotError if
-    it cannot be moved.
-    """
-    run_dir = Path(config.run.dir)
-    main_moves = is_on_any(accelerator, start.moves_aside)
-
-    def over() -> Start:
-        mine, is_new = start, config.snapshot.resume == "never" and start.folder is None
-        if is_new and lock.is_held and not accelerator.is_main_process:
-            # This disk may have another run than the main process's, or a part of that one.
-            again = not main_moves and is_restart(None, config, lock.code_before)
-            mine = from_scratch(run_dir, None, again)
-        moved = move_aside(mine, run_dir)
-        if lock.is_held:
-            _hold(lock, config)
-        return moved
-
-    return run_on_all(accelerator, over)
 
 
 def _agree(accelerator: Accelerator, config: Config, choose: Callable[[], Start]) -> Start:
@@ -259,7 +209,7 @@ class Chosen:
 
 def _remedy(config: Config) -> str:
     """What to do where another machine lacks what the main process begins from."""
-    if config.snapshot.resume not in ("auto", "never"):
+    if config.snapshot.resume != "auto":
         return "copy it here, or put it on a disk that all machines share"
     if config.hub.store_url is None:
         return "copy it here, give hub.url, or one run.dir on a shared disk"
@@ -283,12 +233,6 @@ def _facts_of(start: Start | None, config: Config) -> dict[str, Any] | None:
     }
 
 
-def _hold(lock: RunLock, config: Config) -> None:
-    """Lock the directory anew if it was moved aside, by this attempt or by another one."""
-    if not lock.is_in(Path(config.run.dir)):
-        lock.acquire(Path(config.run.dir))
-
-
 def _choose(
     config: Config,
     lock: RunLock,
@@ -301,57 +245,14 @@ def _choose(
         store = replace(store, for_all=lock.own_disks)
     if store is not None and known is not None:  # what it has waited for counts, too
         store = replace(store, hub=known.hub, known=known)
-    start = choose_start(
+    return choose_start(
         Path(config.run.dir),
         config.snapshot.resume,
         store,
         timeout=config.hub.timeout_seconds,
-        is_restart=lambda state: is_restart(state, config, lock.code_before),
         refuse=refuse,
         fetch=fetch,
     )
-    _hold(lock, config)
-    return start
-
-
-def is_restart(state: RunState | None, config: Config, code_before: int | None) -> bool:
-    """Whether this command, with `snapshot.resume=never`, restarts the run that it began itself.
-
-    Then a launcher, a job or a loop starts the next attempt. It began the run of a state, and the
-    run has not ended: it is not done, and nobody stopped it with Ctrl-C. Without a state, the run
-    is the one in the run's directory, if it has no snapshot yet. `code_before` is the exit code of
-    the start before this one; None if it left none.
-    """
-    run_dir = Path(config.run.dir)
-    before = _config_without_snapshot(run_dir, config) if state is None else state.config
-    if before is None or changed_values(before, as_plain(with_settled_rate(config))):
-        return False
-    if restarted_by_launcher():
-        return True
-    if code_before in (None, EXIT_USER_MISTAKE):
-        # It was killed, or it was refused and says nothing about the run, or that is on the Hub.
-        steps = 0 if state is None else state.step
-        return steps < config.train.max_steps and not _stopped_by_a_person(run_dir)
-    return code_before not in (EXIT_DONE, EXIT_INTERRUPTED)
-
-
-def _config_without_snapshot(run_dir: Path, config: Config) -> dict[str, Any] | None:
-    """The configuration of a run that has not reached its first snapshot; None for any other."""
-    every = config.snapshot.every
-    with suppress(ConfigError, OSError):
-        if isinstance(every, int) and config.snapshot.every_minutes is None:
-            has_saved = has_step(run_dir / METRICS, every)
-        else:
-            has_saved = (run_dir / CURVES).exists()  # drawn after each snapshot
-        return None if has_saved else config_in(run_dir)
-    return None
-
-
-def _stopped_by_a_person(run_dir: Path) -> bool:
-    """Whether the last attempt that began has noted that Ctrl-C stopped it."""
-    kinds = ("start", "stop", "end")
-    events = [one for one in read_events(run_dir / EVENTS) if one["event"] in kinds]
-    return bool(events) and events[-1]["text"] == name_of(signal.SIGINT)
 
 
 def open_run(config: Config, start: Start, lock: RunLock, is_main: bool) -> MetricsFile | None:

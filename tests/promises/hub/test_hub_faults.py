@@ -487,11 +487,13 @@ def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
 def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_path, hub):
     first = shutil.copytree(finished_run, tmp_path / "a")
     hubs.seed(hub, runs.snapshot(first, 10), runs.snapshot(first, 20))
-    never = overrides(small, tmp_path / "b", "snapshot.resume=never", "train.max_steps=10")
-    refused = runs.train(*never, **hub.environment())
+    alone = [*small, f"run.dir={tmp_path / 'b'}", "train.max_steps=5"]
+    assert runs.train(*alone).returncode == 0
+    words = overrides(small, tmp_path / "b", "train.max_steps=10")
+    refused = runs.train(*words, **hub.environment())
     assert refused.returncode == 2
-    assert f"hub.repo_id={hubs.REPO} holds a run, at step 20" in refused.stderr
-    taken = runs.train(*never, "hub.takeover=true", **hub.environment())
+    assert f"hub.repo_id={hubs.REPO} holds another run than {tmp_path / 'b'}" in refused.stderr
+    taken = runs.train(*words, "hub.takeover=true", **hub.environment())
     assert_uploaded(hub, taken, 10)
     assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10]
     # The first one's next start says whose the repo is.
@@ -693,11 +695,9 @@ def test_a_start_without_the_hub_resumes_and_takes_no_repo(
         here = newest_of_disk_and_repo(hubs.store(1.0), *begin)
     assert (here.folder, here.repo) == (newest, None)
     assert "hub.repo_id=me/run needs a token" in here.warnings[0]
-    # A run without a snapshot cannot know that it is new, unless that is said.
+    # A run without a snapshot cannot know that it is new.
     with pytest.raises(HubUnreachable, match="it is unknown whether me/run holds a snapshot"):
         choose_start(tmp_path / "empty", "auto", hubs.store(1.0))
-    new = choose_start(tmp_path / "new", "never", hubs.store(1.0))
-    assert (new.folder, new.repo) == (None, None)
     uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=True)
     offer(uploads, newest)
     near_hub.up()
@@ -711,9 +711,9 @@ def test_a_start_without_the_hub_resumes_and_takes_no_repo(
     assert hubs.step_of(near_hub) == 10
 
 
-def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finished_run, tmp_path):
+def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finished_run):
     near_hub.down()
-    begun = choose_start(tmp_path / "run", "never", hubs.store(1.0))
+    begun = choose_start(finished_run, "auto", hubs.store(1.0))
     uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.repo is None)
     offer(uploads, runs.snapshot(finished_run, 10))
     assert not uploads.flush(0)
@@ -742,9 +742,11 @@ def test_the_other_processes_wait_for_the_last_upload(small, tmp_path, hub):
 @pytest.mark.slow
 def test_a_run_that_began_without_the_hub_finds_it_later(small, tmp_path, hub):
     """The repo is made when the Hub is back, in the middle of the run."""
+    alone = [*small, f"run.dir={tmp_path / 'run'}", "train.max_steps=10"]
+    assert runs.train(*alone).returncode == 0
     hub.down()
     longer = ["train.max_steps=200", "snapshot.every=20", "train.eval_every=200"]
-    words = overrides(small, tmp_path / "run", "snapshot.resume=never", *longer)
+    words = overrides(small, tmp_path / "run", *longer)
     with paced(runs.command(*words), **hub.environment()) as (process, lines):
         said = read_until(lines, "step 50/")
         hub.up()

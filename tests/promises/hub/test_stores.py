@@ -105,8 +105,8 @@ def best_known(place: stores.Place) -> tuple[int, float | None]:
     return latest.best_step, latest.best_loss
 
 
-def started(place: stores.Place, run_dir: Path, takeover: bool = False, resume: str = "auto"):
-    return choose_start(run_dir, resume, RunStore(place.open(), private=True, takeover=takeover))
+def started(place: stores.Place, run_dir: Path, takeover: bool = False):
+    return choose_start(run_dir, "auto", RunStore(place.open(), private=True, takeover=takeover))
 
 
 def assert_whole(place: stores.Place) -> None:
@@ -279,9 +279,8 @@ def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
 def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
     place.put(path, b"mine")
     for takeover in (False, True):
-        for resume in ("auto", "never"):
-            with pytest.raises(SnapshotError, match=r"which no run of this project uploaded"):
-                started(place, tmp_path / "run", takeover, resume)
+        with pytest.raises(SnapshotError, match=r"which no run of this project uploaded"):
+            started(place, tmp_path / "run", takeover)
     late = uploader(place)
     late.offer(tmp_path / "step-00000001", Card(""))
     assert late.flush(60)

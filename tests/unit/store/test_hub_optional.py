@@ -16,7 +16,7 @@ from config.compose import load_config
 from disks import Tmpfs, mounted
 from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
-from snapshot.run_store import RunStore, newest_state
+from snapshot.run_store import RunStore
 from snapshot.start import choose_start, newest_of_disk_and_repo
 from store.fetch import fetch_for_sampling, newest_whole, read_repo
 from store.file_system import FileSystem
@@ -60,13 +60,11 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
         in_folder(remote, newest)
     request.getfixturevalue("full_temporary_folder")
     store = RunStore(remote, private=True, takeover=False)
-    state = newest_state(store)
-    assert state == read_state(newest)
     start = newest_of_disk_and_repo(store, newest, read_state(newest), newest.parent, ())
     assert start.folder == newest
     assert start.warnings == ()
     assert start.known_latest.step == 30
-    begun = choose_start(tmp_path / "never", "never", store, is_restart=lambda state: True)
+    begun = choose_start(tmp_path / "other", "auto", store)
     assert begun.fetched
 
 

@@ -151,3 +151,14 @@ def test_a_process_that_is_not_its_machines_first_leaves_no_code(tmp_path, monke
     lock.leave_code_in(tmp_path)
     lock.note_exit(2)
     assert not (tmp_path / EXIT_CODE).exists()
+
+
+def test_a_link_that_leads_nowhere_yet_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "run"
+    link.symlink_to(tmp_path / "disk" / "target")
+    lock = RunLock()
+    lock.acquire(link)
+    assert link.is_symlink()
+    assert list((tmp_path / "disk" / "target" / "snapshots").iterdir()) == []
+    lock.release()
