@@ -222,7 +222,7 @@ def _list(path: Path) -> None:
 
 
 def _list_remote(hub: Store, revision: str) -> None:
-    repo = with_retries(hub, lambda: read_repo(hub, revision))
+    repo = with_retries(lambda: read_repo(hub, revision))
     for folder in repo.folders():
         _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
     if repo.latest is not None:

@@ -112,7 +112,7 @@ class Base:
         for again in (False, True) if self.repo is not None else (False,):
             if self.repo is not None:
                 get = partial(self.repo.download_all, self.commit, files, None, again)
-                with_retries(self.repo, get)
+                with_retries(get)
             wrong = [name for name, file in files.items() if not self._is_listed(name, file)]
             if not wrong:
                 return self.folder
@@ -153,7 +153,7 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
         return _local(named, path, with_weights)
     hub, revision = _repo_of(named, value, timeout)
     with naming(named):
-        return with_retries(hub, lambda: _remote(named, hub, revision, with_weights))
+        return with_retries(lambda: _remote(named, hub, revision, with_weights))
 
 
 def open_tokenizer(value: str, timeout: float) -> Path:
@@ -169,7 +169,7 @@ def open_tokenizer(value: str, timeout: float) -> Path:
         return _fetch_small(named, hub, commit, hub.files(commit), TOKENIZER_FILES[0])
 
     with naming(named):
-        return with_retries(hub, fetch)
+        return with_retries(fetch)
 
 
 def _repo_of(named: str, value: str, timeout: float) -> tuple[Hub, str]:
@@ -316,7 +316,7 @@ def open_reference(
         hub = Hub(base.name, timeout)
         commit, first = base.commit, next(iter(weights))
         with naming(key):
-            folder = with_retries(hub, lambda: hub.download(commit, first, None)).parent
+            folder = with_retries(lambda: hub.download(commit, first, None)).parent
         return Base(key, label, folder, hub, commit, tuple(weights.items()))
     changed = None
     for folder in _folders_that_may_hold(base, where, instead):

@@ -21,7 +21,6 @@ from store.fetch import Fetched, RepoContents, fetch, fetch_state, newest_whole,
 from store.kinds import open_store
 from store.latest import remote_step
 from store.store import Store, with_retries
-from store.waiting import at_once, limit_to
 
 Fetch = Callable[[RepoContents, str, Path], Path]
 """Downloads a snapshot to a folder: `fetch` all of it, `fetch_small` what describes it."""
@@ -66,7 +65,7 @@ class RemoteSnapshot:
     def fetch_to(self, root: Path, fetch: Fetch = fetch) -> Path:
         """Download it to `root`. Raises SnapshotError and HubError."""
         hub = open_store(self.url, self.timeout)
-        files = with_retries(hub, lambda: hub.files(self.commit))
+        files = with_retries(lambda: hub.files(self.commit))
         return fetch(RepoContents(hub, self.commit, True, files, None), self.folder, root)
 
 
@@ -77,7 +76,7 @@ def open_repo(store: RunStore, can_do_without: bool) -> tuple[RepoContents | Non
     else or is public against `hub.private`; HubError if the run cannot begin without it.
     """
     try:
-        repo = with_retries(store.hub, lambda: _read_or_create(store))
+        repo = with_retries(lambda: _read_or_create(store))
     except HubRefused as error:
         if not can_do_without:
             raise
@@ -109,7 +108,8 @@ def _read_or_create(store: RunStore) -> RepoContents:
         commit, _ = store.hub.head()
         return store.known if commit == store.known.commit else read_repo(store.hub)
     store.hub.require_token()
-    found, _ = at_once([lambda: _read(store), lambda: _check_token(store)])
+    found = _read(store)
+    _check_token(store)
     if found is None:
         store.hub.create(store.private)
         found = read_repo(store.hub)
@@ -134,7 +134,7 @@ def _check_token(store: RunStore) -> None:
 
     A start does not need the answer, and some servers give none.
     """
-    with suppress(HubUnreachable, HubUnsupported), limit_to(1 / 4):
+    with suppress(HubUnreachable, HubUnsupported):
         store.hub.check_token()
 
 
@@ -161,7 +161,7 @@ def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:
 
 def fetch_newest(hub: Store, revision: str, root: Path, fetch: Fetch) -> Fetched:
     """The newest whole snapshot of any repo, downloaded to `root`. Raises as `fetch_newer`."""
-    return fetch_newer(with_retries(hub, lambda: read_repo(hub, revision)), -1, root, fetch)
+    return fetch_newer(with_retries(lambda: read_repo(hub, revision)), -1, root, fetch)
 
 
 def fetch_newer(repo: RepoContents, step: int, root: Path, fetch: Fetch) -> Fetched:
@@ -173,7 +173,7 @@ def fetch_newer(repo: RepoContents, step: int, root: Path, fetch: Fetch) -> Fetc
     before = repo.latest
 
     def download(repo: RepoContents, folder: str) -> Path:
-        return with_retries(repo.hub, lambda: fetch(repo, folder, root))
+        return with_retries(lambda: fetch(repo, folder, root))
 
     def later(now: RepoContents) -> list[str]:
         if before is not None and (now.latest is None or now.latest.run_id != before.run_id):

@@ -109,7 +109,7 @@ def choose_start(
     start = _own_newest(root, store, fetch)
     # If an earlier attempt of this command began there, the named snapshot may be gone.
     if resume != "auto" and _began_from(start.state) != public_resume(resume):
-        named = _named_snapshot(resume, root, timeout, store, fetch)
+        named = _named_snapshot(resume, root, timeout, fetch)
         start = _branch(start, named, run_dir, resume)
     if start.state is not None:
         refuse(start.state)
@@ -252,13 +252,9 @@ def _began_from(state: RunState | None) -> object:
     return None if state is None else value_of(public_config(state.config), "snapshot.resume")
 
 
-def _named_snapshot(
-    resume: str, root: Path, timeout: float, store: RunStore | None, fetch: Fetch
-) -> Start:
+def _named_snapshot(resume: str, root: Path, timeout: float, fetch: Fetch) -> Start:
     path = visible(Path(resume).expanduser())
     remote = None if path.exists() else named_store(resume, timeout)
-    if remote is not None and store is not None:
-        remote[0].waiting = store.hub.waiting  # one limit for all questions of a start
     if not path.exists() and remote is None:
         raise SnapshotError(
             f"snapshot.resume={resume} must be auto, a folder that exists, a repo of the "

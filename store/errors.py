@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -80,6 +81,9 @@ DISK_ERRORS = (
 """Errors of the local disk, not of the Hub."""
 REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
 COMMIT_ID = re.compile("[0-9a-f]{7,64}")
+XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
+"""In the errors of hf_xet, which are of built-in types."""
+XET_DISK_ERROR = re.compile(r"\(os error (\d+)\)")
 CLIENT_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
 """Raised by the Hub client before a request, or for a response in an unexpected format."""
 NOT_A_FILE = (RepositoryNotFoundError, BucketNotFoundError, RevisionNotFoundError, GatedRepoError)
@@ -117,10 +121,10 @@ class HubUnreachable(HubError):
 
 
 class HubSilent(HubUnreachable):
-    """The Hub has not answered within the time that a start waits in all."""
+    """The Hub has not answered in time."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "no answer in time")
+    def __init__(self) -> None:
+        super().__init__("the Hub did not answer in time", "no answer in time")
 
 
 class HubOffline(HubUnreachable):
@@ -177,6 +181,8 @@ def translate_errors(
                     "no token",
                 ) from error
             raise
+        if (found := XET_DISK_ERROR.search(str(error))) and int(found[1]) in DISK_ERRORS:
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
         translated = translate(error, repo_id, revision, not_found)
         translated.about_card = _is_about_card(error)
         raise translated from error
@@ -202,9 +208,11 @@ def translate(
             return HubOffline("HF_HUB_OFFLINE is set, so the Hub is not used", "offline")
         if isinstance(found, HfHubHTTPError) and found.response is not None:
             return _translate_response(found, repo_id, revision, not_found)
+    if status := XET_STATUS.search(str(chain[-1])):
+        return _translate_xet(chain[-1], int(status[1]), repo_id, revision, not_found)
     for found in chain:
         if isinstance(found, httpx2.TimeoutException):
-            return HubUnreachable("the Hub did not answer in time", "no answer in time")
+            return HubSilent()
         if isinstance(found, httpx2.TransportError | ConnectionError):
             return HubUnreachable(f"the Hub cannot be reached ({short_text(found)})")
     last = chain[-1]
@@ -290,6 +298,28 @@ def _translate_response(
     if status < 500 and status not in TRANSIENT_STATUSES:
         return HubRefused(f"the Hub rejects the request ({answer}).", short)
     return HubUnreachable(f"the Hub answers {answer}", short, requested_delay(error))
+
+
+def _translate_xet(
+    error: BaseException, status: int, repo_id: str, revision: str, not_found: type[HubRefused]
+) -> HubError:
+    short = f"HTTP {status}"
+    if "xet-write-token" in str(error) and status in (400, 404, 405, 410, 501):
+        return HubRefused(
+            f"{redact_secrets(constants.ENDPOINT)} has no Xet storage for large files ({short}). "
+            "Set HF_HUB_DISABLE_XET=1 in the environment.",
+            "no Xet",
+        )
+    if status == 404 and not_found is HubNoFile:
+        return lost_file(repo_id, revision, short)
+    # A new transfer has a new token, so 401 may pass.
+    if status < 500 and status not in (401, *TRANSIENT_STATUSES):
+        return HubRefused(
+            f"the Hub's storage refuses ({short}). Check the token's permissions on {repo_id}, and "
+            "the free storage.",
+            short,
+        )
+    return HubUnreachable(f"the Hub's storage answers {short}", short)
 
 
 def lost_file(name: str, revision: str, short: str) -> HubNoFile:

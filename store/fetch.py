@@ -217,7 +217,7 @@ def _read_json(repo: RepoContents, *paths: str) -> list[bytes]:
     for path in paths:
         if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
             raise SnapshotError(f"{repo.name} has no {path} of a valid size")
-    return repo.hub.read_all(repo.commit, paths, LARGEST_JSON_BYTES)
+    return [repo.hub.read(repo.commit, path, LARGEST_JSON_BYTES) for path in paths]
 
 
 def is_for_sampling(name: str) -> bool:
@@ -324,7 +324,7 @@ def newest_whole(
         except (DiskFault, OtherRun):
             raise
         except (SnapshotError, HubNoFile, HubNoRevision) as error:
-            now = with_retries(repo.hub, partial(read_repo, repo.hub, repo.revision))
+            now = with_retries(partial(read_repo, repo.hub, repo.revision))
             if now.files == repo.files:
                 faults += (str(error).rstrip("."),)
                 continue

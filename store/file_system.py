@@ -39,18 +39,15 @@ from store.errors import (
     translate,
 )
 from store.files import PARTIAL, Files
-from store.http import hub_api
+from store.http import SLOWEST_BYTES_PER_SECOND, hub_api, open_xet_session
 from store.latest import FOLDER, SNAPSHOTS
 from store.store import BRANCH, PREFIX, RemoteFile, Transfer
-from store.waiting import transfer as waiting_for
 
 Answer = TypeVar("Answer")
 BUCKETS = f"{PREFIX}buckets/"
 """How the URL of a bucket of the Hub begins."""
 BLOCK_BYTES = 8 << 20
 """What one request of a long transfer carries."""
-SLOWEST_BYTES_PER_SECOND = 250_000
-"""A request that carries bytes may last as long as these need at this speed, and the timeout."""
 READ_AHEAD_BYTES = 64 << 10
 """Of a bucket of the Hub, whose file system reads so much more than it is asked for."""
 MOST_BLOCKS = 9_000
@@ -198,6 +195,8 @@ class FileSystem(Files):
         self, files: Mapping[str, Path], replaced: Collection[str] = ()
     ) -> tuple[dict[str, RemoteFile], Transfer]:
         """Upload files to their paths, one after the other; the digests are of what was sent."""
+        if self._hub is not None:
+            open_xet_session()
         sent, started = {}, time.monotonic()
         for path, source in files.items():
             with open(source, "rb") as opened:
@@ -322,14 +321,13 @@ class FileSystem(Files):
             except BaseException as error:
                 answer.set_exception(error)
 
-        with waiting_for(self.timeout) as (seconds, _):
-            threading.Thread(target=run, name="store request", daemon=True).start()
-            try:
-                return answer.result(seconds + carried / SLOWEST_BYTES_PER_SECOND)
-            except Exception as error:
-                if isinstance(error, TimeoutError) and self._hub is not None:
-                    abort_xet_session()  # an upload through Xet has no limit of its own
-                raise self._translated(error) from error
+        threading.Thread(target=run, name="store request", daemon=True).start()
+        try:
+            return answer.result(self.timeout + carried / SLOWEST_BYTES_PER_SECOND)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and self._hub is not None:
+                abort_xet_session()  # an upload through Xet has no limit of its own
+            raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> HubError:
         """The error of the right kind. Each file system has types of its own."""

@@ -86,7 +86,7 @@ class Files(Store):
         small = [f"{folder}/{name}" for name in (MANIFEST, STATE)]
         if any(path not in files or files[path].size > LARGEST_JSON_BYTES for path in small):
             raise SnapshotError(f"{folder} of {self.name} lacks a small file, or has a large one")
-        manifest, content = self.read_all(commit, small, LARGEST_JSON_BYTES)
+        manifest, content = (self.read(commit, path, LARGEST_JSON_BYTES) for path in small)
         entries_in(parse_json(manifest, small[0]), f"{small[0]} of {self.name}")
         state = state_in(parse_json(content, small[1]), f"{small[1]} of {self.name}")
         digest = sha256(manifest).hexdigest()

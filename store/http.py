@@ -1,72 +1,66 @@
-"""A store on the Hub, and the HTTP client that it has: the default one, with timeouts."""
+"""The Hub client (huggingface_hub), bounded in time: its requests, and its transfers through Xet.
+
+By default its requests have no timeout, and an upload through hf_xet, its library for Xet (the
+Hub's storage for large files), can wait for ever. hf_xet's threads take no signals.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
-from threading import Lock
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx2
 import huggingface_hub  # imports HfApi at its first use, which a run without a Hub has not
-from huggingface_hub import constants, get_token
-from huggingface_hub.errors import LocalTokenNotFoundError
+from huggingface_hub import constants
 from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory, set_client_factory
+from huggingface_hub.utils._runtime import is_xet_available
+from huggingface_hub.utils._xet import abort_xet_session, get_xet_session
 
-from store.errors import REMEDY, RETRY_AFTER, HubRefused, retry_after_seconds, translate_errors
-from store.store import BRANCH, Store
-from store.waiting import limit_request, watch_response
-from store.xet import XetStorage
+from store.errors import (
+    RETRY_AFTER,
+    HubRefused,
+    HubSilent,
+    HubUnreachable,
+    retry_after_seconds,
+)
 
 LONGEST_SLEEP_SECONDS = 10.0
 """The longest delay between the Hub client's own retries of a request."""
 
-CHANGE = Lock()
+CHANGE = threading.Lock()
 """Held while the HTTP client may change."""
+
+SLOWEST_BYTES_PER_SECOND = 250_000
+"""A transfer may last as long as its bytes need at this speed, and the timeout of a request."""
+END: ContextVar[float] = ContextVar("end", default=math.inf)
+"""After this moment, by time.monotonic(), this thread begins no request."""
+XET_SETTINGS = {  # memory: each upload in flight holds up to 64 MB
+    "HF_XET_CLIENT_AC_MAX_UPLOAD_CONCURRENCY": "3",
+    "HF_XET_DATA_MAX_CONCURRENT_FILE_INGESTION": "2",
+    "HF_XET_DATA_INGESTION_BLOCK_SIZE": "4mb",
+}
+NICENESS = 10
+"""Added to that of the process, for the threads that cut, hash and compress an upload."""
 
 
 def hub_api(timeout: float) -> huggingface_hub.HfApi:
     """The Hub client: quiet, and `timeout` is the seconds that a request waits for data."""
     logging.set_verbosity_error()  # its warnings would break our progress line
+    for name, value in XET_SETTINGS.items():
+        os.environ.setdefault(name, value)
     with CHANGE:  # lru_cache alone lets two threads in
         _use_timeout(timeout)
     return huggingface_hub.HfApi()
-
-
-class OnHub(Store):
-    """A store that the Hub client reaches."""
-
-    def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
-        """`timeout`: seconds that a request waits for data."""
-        super().__init__(timeout)
-        self.repo_id = repo_id
-        self._api = hub_api(timeout)
-        self._xet = XetStorage(repo_id, timeout)
-
-    def beside(self, suffix: str) -> str:
-        """The URL of another one of the same owner."""
-        return f"{self.url}{suffix}"
-
-    @property
-    def is_offline(self) -> bool:
-        """Whether this process must not use the Hub; that lasts as long as the process."""
-        return bool(constants.HF_HUB_OFFLINE)
-
-    def require_token(self) -> None:
-        """Raise HubRefused if there is no token. Makes no request."""
-        with translate_errors(self.name, BRANCH):
-            if not get_token():
-                raise LocalTokenNotFoundError
-
-    def check_token(self) -> None:
-        """Raise HubRefused if there is no token, or a read-only one."""
-        with translate_errors(self.name, BRANCH):
-            who = self._api.whoami()
-        token = (who.get("auth") or {}).get("accessToken") or {}
-        if token.get("role") == "read":
-            raise HubRefused(
-                f"the token of {who.get('name')} is read-only, but the run writes to "
-                f"{self.name}. {REMEDY}"
-            )
 
 
 @lru_cache(maxsize=1)
@@ -90,12 +84,15 @@ def client(timeout: float) -> httpx2.Client:
             for name in ("connect", "read", "write", "pool")
         }
 
+        if time.monotonic() > END.get():
+            raise HubSilent
+
     client = default_client_factory()
     client.timeout = httpx2.Timeout(timeout)
     hooks = client.event_hooks
     client.event_hooks = {
-        "request": [*hooks["request"], set_timeouts, limit_request],
-        "response": [*hooks["response"], _hide_long_retry_delay, watch_response],
+        "request": [*hooks["request"], set_timeouts],
+        "response": [*hooks["response"], _hide_long_retry_delay],
     }
     return client
 
@@ -107,3 +104,74 @@ def _hide_long_retry_delay(response: httpx2.Response) -> None:
         response.extensions[RETRY_AFTER] = seconds
         for name in ("ratelimit", "Retry-After"):
             response.headers.pop(name, None)
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """No request of this thread begins after so long, whatever the client repeats."""
+    before = END.set(min(END.get(), time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        END.reset(before)
+
+
+@contextmanager
+def transfer(timeout: float, size: int) -> Iterator[None]:
+    """A transfer of `size` bytes by the Hub client, which ends when its time is over.
+
+    Raises HubUnreachable then, and HubRefused if Xet cannot be used on this machine.
+    """
+    seconds = timeout + size / SLOWEST_BYTES_PER_SECOND
+    end = time.monotonic() + seconds
+    timer = threading.Timer(seconds, abort_xet_session)
+    timer.daemon = True
+    if is_xet_available():
+        _check_xet_cache()
+        open_xet_session()
+        timer.start()
+    try:
+        with deadline(seconds):
+            yield
+    except Exception as error:
+        if time.monotonic() < end:
+            raise
+        raise HubUnreachable(
+            f"a transfer of {size / 1e6:.1f} MB has not ended within {seconds:.0f} seconds",
+            "no answer in time",
+        ) from error
+    finally:
+        timer.cancel()
+
+
+def open_xet_session() -> None:
+    """Make the client's Xet session, if it has none, with threads of a low priority.
+
+    Only its own threads: one that holds Python's lock must not wait for the processor.
+    """
+
+    def make() -> None:
+        if sys.platform == "linux":  # elsewhere the priority is that of the process
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, own + NICENESS))
+        get_xet_session()
+
+    thread = threading.Thread(target=make, name="xet session")
+    thread.start()
+    thread.join()
+
+
+def _check_xet_cache() -> None:
+    """Raise HubRefused unless hf_xet can write its cache; its own error would not tell."""
+    cache = Path(constants.HF_XET_CACHE)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise HubRefused(
+            f"HF_XET_CACHE={cache} cannot be written ({error.strerror}), and Xet needs it for "
+            "large files. Free some space there, set HF_XET_CACHE to another folder, or set "
+            "HF_HUB_DISABLE_XET=1 to transfer them without Xet.",
+            "no cache",
+        ) from error

@@ -10,22 +10,28 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import huggingface_hub  # imports the rest at its first use, which a run without a Hub has not
-from huggingface_hub import constants
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from snapshot.disk.files import MANIFEST
 from snapshot.errors import DiskFault, is_full
-from store.errors import HubMissing, HubNoFile, HubNoRevision, HubRefused, translate_errors
-from store.http import OnHub
+from store.errors import (
+    REMEDY,
+    HubMissing,
+    HubNoFile,
+    HubNoRevision,
+    HubRefused,
+    HubUnsupported,
+    translate_errors,
+)
+from store.http import deadline, hub_api, transfer
 from store.latest import BEST, LATEST, Latest
-from store.store import BRANCH, RemoteFile, Transfer
-from store.waiting import at_once
-from store.xet import NoXet, is_available
+from store.store import BRANCH, RemoteFile, Store, Transfer
 
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
@@ -39,8 +45,14 @@ LARGE_BYTES = 5 << 20
 """The Hub takes at most 10 MB into git itself."""
 
 
-class Hub(OnHub):
+class Hub(Store):
     """One model repo. Every method raises HubError."""
+
+    def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
+        """`timeout`: seconds that a request waits for data."""
+        super().__init__(timeout)
+        self.repo_id = repo_id
+        self._api = hub_api(timeout)
 
     @property
     def name(self) -> str:
@@ -52,6 +64,40 @@ class Hub(OnHub):
         """The configuration key and value that name it."""
         return f"hub.repo_id={self.repo_id}"
 
+    @contextmanager
+    def _asking(
+        self, revision: str = BRANCH, not_found: type[HubRefused] = HubUnsupported
+    ) -> Iterator[None]:
+        """Requests that end in time, and whose errors are of a few kinds."""
+        with translate_errors(self.repo_id, revision, not_found), deadline(self.timeout):
+            yield
+
+    def beside(self, suffix: str) -> str:
+        """The URL of another one of the same owner."""
+        return f"{self.url}{suffix}"
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether this process must not use the Hub; that lasts as long as the process."""
+        return bool(constants.HF_HUB_OFFLINE)
+
+    def require_token(self) -> None:
+        """Raise HubRefused if there is no token. Makes no request."""
+        with self._asking():
+            if not get_token():
+                raise LocalTokenNotFoundError
+
+    def check_token(self) -> None:
+        """Raise HubRefused if there is no token, or a read-only one."""
+        with self._asking():
+            who = self._api.whoami()
+        token = (who.get("auth") or {}).get("accessToken") or {}
+        if token.get("role") == "read":
+            raise HubRefused(
+                f"the token of {who.get('name')} is read-only, but the run writes to "
+                f"{self.name}. {REMEDY}"
+            )
+
     def foreign_file(self, files: Iterable[str]) -> str | None:
         """A file that no run uploaded; None if the files are a run's, or none."""
         others = sorted(set(files) - OWN_FILES)
@@ -59,18 +105,18 @@ class Hub(OnHub):
 
     def create(self, private: bool) -> None:
         """Create the repo if it does not exist."""
-        with translate_errors(self.repo_id, BRANCH):
+        with self._asking():
             self._api.create_repo(self.repo_id, private=private, exist_ok=True)
 
     def remove(self) -> None:
         """Remove the repo, if it exists."""
-        with translate_errors(self.repo_id, BRANCH):
+        with self._asking():
             self._api.delete_repo(self.repo_id, missing_ok=True)
 
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """The commit of a revision, and whether the repo is private."""
         not_found = HubMissing if revision == BRANCH else HubNoRevision
-        with translate_errors(self.repo_id, revision, not_found):
+        with self._asking(revision, not_found):
             info = self._api.repo_info(self.repo_id, revision=revision)
         commit = str(info.sha or "")
         if COMMIT_ID.fullmatch(commit) is None:
@@ -79,14 +125,13 @@ class Hub(OnHub):
 
     def files(self, commit: str) -> dict[str, RemoteFile]:
         """The files of a commit by path."""
-        with translate_errors(self.repo_id, commit, HubNoRevision):
+        with self._asking(commit, HubNoRevision):
             tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             entries = list(islice(tree, MOST_FILES))
         return {
             entry.path: RemoteFile(
                 entry.size,
                 _digest(entry.lfs.sha256) if entry.lfs else None,
-                entry.xet_hash,
                 entry.blob_id,
             )
             for entry in entries
@@ -102,7 +147,7 @@ class Hub(OnHub):
         url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=commit)
         content = b""
         with (
-            translate_errors(self.repo_id, commit, HubNoFile),
+            self._asking(commit, HubNoFile),
             get_session().stream("GET", url, headers=build_hf_headers()) as response,
         ):
             hf_raise_for_status(response)
@@ -112,77 +157,52 @@ class Hub(OnHub):
                     raise HubRefused(f"{path} of {self.repo_id} is larger than its repo lists.")
         return content
 
-    def read_all(self, commit: str, paths: Sequence[str], most: int) -> list[bytes]:
-        """`read` of several files at the same time."""
-        return at_once([partial(self.read, commit, path, most) for path in paths])
-
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file of a commit to `folder`, under its own path, or to the client's cache.
 
         With `again`, a cached file is replaced. Raises OSError for a folder that cannot be written,
         DiskFault for such a cache.
         """
-        with _naming_cache(folder), translate_errors(self.repo_id, commit, HubNoFile):
-            return Path(
-                huggingface_hub.hf_hub_download(
-                    self.repo_id, path, revision=commit, local_dir=folder, force_download=again
-                )
-            )
+        with self._asking(commit, HubNoFile):
+            return self._download(commit, path, folder, again)
 
     def download_all(
         self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
     ) -> None:
-        """`download` of several files at the same time. Raises OSError, too."""
-        in_xet: set[str] = set()
-        if folder is not None and is_available():
-            try:
-                in_xet = self._xet.download_to(folder, files, commit)
-            except NoXet:
-                constants.HF_HUB_DISABLE_XET = True  # or the client tries the same
-        left = sorted(set(files) - in_xet)
-        at_once([partial(self.download, commit, path, folder, again) for path in left])
+        """`download` of several files. Raises OSError, too."""
+        size = sum(file.size for file in files.values())
+        with translate_errors(self.repo_id, commit, HubNoFile), transfer(self.timeout, size):
+            for path in sorted(files):
+                self._download(commit, path, folder, again)
+
+    def _download(self, commit: str, path: str, folder: Path | None, again: bool) -> Path:
+        with _naming_cache(folder):
+            file = huggingface_hub.hf_hub_download(
+                self.repo_id, path, revision=commit, local_dir=folder, force_download=again
+            )
+        return Path(file)
 
     def upload_contents(self, additions: Sequence[huggingface_hub.CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.
 
         A file that is added at two paths is uploaded once.
         """
-        large = {
-            str(one.path_or_fileobj): one.upload_info.size for one in additions if _is_large(one)
-        }
-        transfer = None
-        if large and is_available():
-            transfer = self._upload_with_xet(list(large), additions)
-        if transfer is None:  # in two requests: the client uploads the same file twice in one
-            started = time.monotonic()
-            self._send(list({one.path_or_fileobj: one for one in additions}.values()))
-            transfer = Transfer(sum(large.values()), time.monotonic() - started)
-        self._send(additions)
-        return transfer
-
-    def _upload_with_xet(
-        self, paths: Sequence[str], additions: Sequence[huggingface_hub.CommitOperationAdd]
-    ) -> Transfer | None:
-        """Upload files with Xet, and mark them as uploaded; None if the server has no Xet."""
-        try:
-            sent, transfer = self._xet.upload([Path(path) for path in paths], BRANCH)
-        except NoXet as error:
-            # huggingface_hub reads the environment only once, but this constant at every upload.
-            constants.HF_HUB_DISABLE_XET = True
-            self.note(str(error))
-            return None
-        uploaded = dict(zip(paths, sent, strict=True))
+        first = {one.path_or_fileobj: one for one in reversed(additions)}
+        size = sum(one.upload_info.size for one in first.values() if _is_large(one))
+        started = time.monotonic()
+        self._send(list(first.values()), size)
         for one in additions:
-            if found := uploaded.get(str(one.path_or_fileobj)):
-                assert found.sha256 is not None
-                one.upload_info.sha256 = bytes.fromhex(found.sha256)
-                # As the client itself marks them. If it changes its marks, it uploads them again,
-                # and finds that nothing is left to send.
-                one._upload_mode, one._is_uploaded = "lfs", True
-        return transfer
+            same = first[one.path_or_fileobj]
+            if same is not one and same._is_uploaded:
+                # As the client itself marks what it has uploaded. If it changes its marks, it
+                # uploads it again, and finds that nothing is left to send.
+                one.upload_info.sha256 = same.upload_info.sha256
+                one._upload_mode, one._is_uploaded = same._upload_mode, True
+        self._send(additions, size)
+        return Transfer(size, time.monotonic() - started)
 
-    def _send(self, additions: Sequence[huggingface_hub.CommitOperationAdd]) -> None:
-        with translate_errors(self.repo_id, BRANCH):
+    def _send(self, additions: Sequence[huggingface_hub.CommitOperationAdd], size: int) -> None:
+        with translate_errors(self.repo_id, BRANCH), transfer(self.timeout, size):
             # An empty gitignore, or a .gitignore in the repo would silently drop files.
             self._api.preupload_lfs_files(
                 self.repo_id, additions, free_memory=False, gitignore_content=""
@@ -197,7 +217,7 @@ class Hub(OnHub):
         digits), the commit is on top of any head: read the head just before.
         """
         accepted = constants.REGEX_COMMIT_OID.fullmatch(parent) is not None
-        with translate_errors(self.repo_id, BRANCH):
+        with self._asking():
             created = self._api.create_commit(
                 self.repo_id,
                 operations,
@@ -211,7 +231,7 @@ class Hub(OnHub):
 
         By `tags/name`, `heads/name`, `pr/1`.
         """
-        with translate_errors(self.repo_id, BRANCH):
+        with self._asking():
             try:
                 found = self._api.list_repo_refs(self.repo_id, include_pull_requests=True)
             except KeyError:  # of a server that has no pull requests
@@ -223,7 +243,7 @@ class Hub(OnHub):
 
     def tag(self, name: str, commit: str, replace: bool) -> None:
         """Give a commit a tag. With `replace`, the tag is there and moves."""
-        with translate_errors(self.repo_id, commit):
+        with self._asking(commit):
             if replace:
                 self._api.delete_tag(self.repo_id, tag=name)
             self._api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
@@ -231,18 +251,18 @@ class Hub(OnHub):
     def delete_contents(self, digests: Collection[str]) -> None:
         """Delete large files for good, in all commits, by their SHA-256. The commits stay."""
         files = [_lfs_file(digest) for digest in sorted(digests)]
-        with translate_errors(self.repo_id, BRANCH):
+        with self._asking():
             self._api.permanently_delete_lfs_files(self.repo_id, files, rewrite_history=False)
 
     def title_of_other_commit(self) -> str | None:
         """The title of the newest commit that no run and no creation of a repo made, if any."""
-        with translate_errors(self.repo_id, BRANCH):
+        with self._asking():
             titles = [one.title for one in self._api.list_repo_commits(self.repo_id)]
         return next((title for title in titles if not OWN_TITLES.match(title)), None)
 
     def squash(self, message: str) -> None:
         """Squash the history, so that the Hub can free files which only earlier commits need."""
-        with translate_errors(self.repo_id, BRANCH):
+        with self._asking():
             self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
 
 

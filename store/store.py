@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from snapshot.disk.files import step_of
 from snapshot.errors import SnapshotError
-from store.errors import HubOffline, HubRefused, HubUnreachable
+from store.errors import HubOffline, HubRefused, HubSilent, HubUnreachable
 from store.fence import Fence
 from store.latest import LATEST, Latest, folders_in, read_latest
-from store.waiting import WaitingTime
 
 BRANCH = "main"
 LARGEST_LATEST_BYTES = 10_000
@@ -33,8 +32,6 @@ class RemoteFile:
     size: int
     sha256: str | None = None
     """None where the store does not tell: of a small file, which is stored in git itself."""
-    xet_hash: str | None = None
-    """None for a file that is not in Xet storage."""
     git_oid: str = ""
     """Git's name for the content, or for the pointer to a large one."""
 
@@ -44,7 +41,7 @@ class Transfer:
     """What an upload has sent of large files, or the sum of several uploads."""
 
     bytes_sent: int = 0
-    """With Xet, compressed and without the chunks that the storage had."""
+    """The sizes of the files; Xet sends less: neither what the storage has, nor uncompressed."""
     seconds: float = 0.0
 
     def __add__(self, other: Transfer) -> Transfer:
@@ -65,8 +62,6 @@ class Store(ABC):
         self.timeout = timeout
         self.notes: list[str] = []
         """Sentences about what the server lacks, each for the user once in a run."""
-        self.waiting = WaitingTime(timeout)
-        """What a start has left to wait for answers; uploads do not use it."""
 
     @property
     @abstractmethod
@@ -166,10 +161,6 @@ class Store(ABC):
     def read(self, commit: str, path: str, most: int) -> bytes:
         """A small file, of which at most `most` bytes are read. May raise OSError, too."""
 
-    def read_all(self, commit: str, paths: Sequence[str], most: int) -> list[bytes]:
-        """`read` of several files."""
-        return [self.read(commit, path, most) for path in paths]
-
     @abstractmethod
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file of a commit to `folder`, under its own path, or to the client's cache.
@@ -181,7 +172,7 @@ class Store(ABC):
     def download_all(
         self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
     ) -> None:
-        """`download` of several files, in a store of the Hub at once. Raises OSError, too."""
+        """`download` of several files. Raises OSError, too."""
 
     def note(self, text: str) -> None:
         """Add a sentence about what the server lacks."""
@@ -294,17 +285,13 @@ RETRY_DELAYS_SECONDS = (1.0, 3.0)
 """Between tries."""
 
 
-def with_retries(hub: Store, work: Callable[[], Result]) -> Result:
-    """`work()`, with a few retries while the Hub cannot be reached.
-
-    All requests of a start wait at most `hub.timeout` seconds in all for their answers.
-    """
+def with_retries(work: Callable[[], Result]) -> Result:
+    """`work()`, with a few retries while the Hub cannot be reached, unless it does not answer."""
     for seconds in (*RETRY_DELAYS_SECONDS, None):
         try:
-            with hub.waiting.limit():
-                return work()
+            return work()
         except HubUnreachable as error:
-            if seconds is None or hub.waiting.is_over or isinstance(error, HubOffline):
+            if seconds is None or isinstance(error, HubOffline | HubSilent):
                 raise
             time.sleep(seconds)
     raise AssertionError("the last try returns or raises")

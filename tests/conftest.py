@@ -21,7 +21,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import hubs
 import runs
 from disks import Tmpfs, mounted
-from loopback_deviations import Deviations
+from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
 
 TESTS = Path(__file__).parent
@@ -142,7 +142,8 @@ def a_run(finished_run, tmp_path):
 def hub(tmp_path, request):
     """A loopback Hub without a repo; a parameter says what it does not have."""
     deviations = getattr(request, "param", Deviations())
-    with LoopbackHub(tmp_path / "hub", deviations=deviations) as hub:
+    use_xet = deviations != ALL
+    with LoopbackHub(tmp_path / "hub", deviations=deviations, use_xet=use_xet) as hub:
         yield hub
 
 

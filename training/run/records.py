@@ -85,7 +85,7 @@ def fetch_missing(
         if has_step(run_dir / METRICS, state.step):
             return
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
-            found = with_retries(repo.hub, lambda: fetch_records(repo, state.step, Path(folder)))
+            found = with_retries(lambda: fetch_records(repo, state.step, Path(folder)))
             merge_metrics(run_dir / METRICS, found.segments, state.step)
             if found.events is not None:
                 events.merge(found.events.read_bytes())

@@ -243,7 +243,7 @@ def _choose(
     store = store_of(config)
     if store is not None:
         store = replace(store, for_all=lock.own_disks)
-    if store is not None and known is not None:  # what it has waited for counts, too
+    if store is not None and known is not None:
         store = replace(store, hub=known.hub, known=known)
     return choose_start(
         Path(config.run.dir),

@@ -59,7 +59,7 @@ def of_store(store: Store, revision: str = BRANCH) -> Facts:
     """The status of the run in a store. Other figures of a run belong here, too."""
     if revision != BRANCH:
         raise SnapshotError(f"status is that of now: leave out @{revision}.")
-    repo = with_retries(store, lambda: read_repo(store))
+    repo = with_retries(lambda: read_repo(store))
     if refusal := repo.refusal():
         raise SnapshotError(refusal)
     if (latest := repo.latest) is None:

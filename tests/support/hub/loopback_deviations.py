@@ -24,8 +24,6 @@ class Deviations:
     """Large files cannot be deleted one by one."""
     no_pull_requests: bool = False
     """Nothing is said of them among the refs."""
-    no_xet: bool = False
-    """Nothing answers for Xet, and nobody has told the client so."""
     private_ignored: bool = False
     """Every repo is public, whatever its creation asks for."""
 
@@ -36,10 +34,8 @@ class Deviations:
             "paths-info": self.no_paths_info,
             "squash": self.no_squash,
             "lfs-delete": self.no_deletion,
-            "xet-write-token": self.no_xet,
-            "xet-read-token": self.no_xet,
         }
         return missing.get(endpoint, False)
 
 
-ALL = Deviations(*[True] * 10)
+ALL = Deviations(*[True] * 9)

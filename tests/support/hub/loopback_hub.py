@@ -76,7 +76,7 @@ class LoopbackHub:
         use_xet: bool = True,
     ) -> None:
         self.use_xet = use_xet
-        """Whether clients may use Xet. With `deviations.no_xet` they find out that they cannot."""
+        """Whether clients use Xet."""
         self.deviations = deviations or Deviations()
         self.latency = (0.0, 0.0)
         """Seconds added to each request, from and to."""
