@@ -29,7 +29,6 @@ from huggingface_hub.utils._xet import abort_xet_session, get_xet_session
 from store.errors import (
     RETRY_AFTER,
     HubRefused,
-    HubSilent,
     HubUnreachable,
     retry_after_seconds,
 )
@@ -85,7 +84,7 @@ def client(timeout: float) -> httpx2.Client:
         }
 
         if time.monotonic() > END.get():
-            raise HubSilent
+            raise HubUnreachable("the Hub did not answer in time", "no answer in time")
 
     client = default_client_factory()
     client.timeout = httpx2.Timeout(timeout)

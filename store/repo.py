@@ -163,7 +163,7 @@ class Hub(Store):
         With `again`, a cached file is replaced. Raises OSError for a folder that cannot be written,
         DiskFault for such a cache.
         """
-        with self._asking(commit, HubNoFile):
+        with _naming_cache(folder), self._asking(commit, HubNoFile):
             return self._download(commit, path, folder, again)
 
     def download_all(
@@ -171,16 +171,20 @@ class Hub(Store):
     ) -> None:
         """`download` of several files. Raises OSError, too."""
         size = sum(file.size for file in files.values())
-        with translate_errors(self.repo_id, commit, HubNoFile), transfer(self.timeout, size):
+        with (
+            _naming_cache(folder),
+            translate_errors(self.repo_id, commit, HubNoFile),
+            transfer(self.timeout, size),
+        ):
             for path in sorted(files):
                 self._download(commit, path, folder, again)
 
     def _download(self, commit: str, path: str, folder: Path | None, again: bool) -> Path:
-        with _naming_cache(folder):
-            file = huggingface_hub.hf_hub_download(
+        return Path(
+            huggingface_hub.hf_hub_download(
                 self.repo_id, path, revision=commit, local_dir=folder, force_download=again
             )
-        return Path(file)
+        )
 
     def upload_contents(self, additions: Sequence[huggingface_hub.CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.
