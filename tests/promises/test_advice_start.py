@@ -140,7 +140,7 @@ def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> No
     content = FileSystem(f"hf://buckets/{name}", 5.0)
     files = {"notes.txt": Path(__file__)}
     if snapshot is not None:
-        place = f"{read_state(snapshot).run_id}/{'a' * 32}/step-00000010"
+        place = f"snapshots/step-00000010-{'a' * 8}"
         files = {f"{place}/{path.name}": path for path in snapshot.iterdir()}
     content.send(files)
     assert bucket.files

@@ -495,7 +495,8 @@ def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_p
     assert f"hub.repo_id={hubs.REPO} holds another run than {tmp_path / 'b'}" in refused.stderr
     taken = runs.train(*words, "hub.takeover=true", **hub.environment())
     assert_uploaded(hub, taken, 10)
-    assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10]
+    # Step 5 may have been replaced by step 10 before it was uploaded.
+    assert hubs.steps_at_head(hub.repo(hubs.REPO)) in ([10], [5, 10])
     # The first one's next start says whose the repo is.
     back = runs.train(*like(finished_run, small, first), **hub.environment())
     assert back.returncode == 2
