@@ -52,7 +52,6 @@ RANGES = {
     "snapshot.staging_bytes": (0, 10**15),
     "hub.keep": (1, 1_000_000),
     "hub.milestone_every": (1, MOST),
-    "hub.squash_every": (1, MOST),
     "run.collective_timeout_seconds": (1, 1_000_000),
     "run.start_timeout_seconds": (1, 1_000_000),
 }

@@ -24,6 +24,10 @@ REMOVED: dict[str, str] = {
         "the sha256 of model.safetensors in both manifest.json"
     ),
     "hub.silence_seconds": "leave it out, because no attempt waits for another one",
+    "hub.squash_every": (
+        "leave it out: the contents of pruned snapshots are deleted one by one. Where a server "
+        "cannot, HfApi().super_squash_history(repo) frees them"
+    ),
     "hub.standby": (
         "let a scheduler start the same command again (Slurm, a Kubernetes Job, "
         "python -m cloud.attempts); the newest start owns the run"

@@ -153,7 +153,7 @@ class SnapshotConfig:
     keep: int = 3
     """Number of newest snapshots to keep on disk, at least 2."""
     keep_best: bool = False
-    """Also keep the snapshot with the lowest held-out loss, here and in the repo's best/."""
+    """Also keep the snapshot with the lowest held-out loss, here and in the store."""
     whole: bool = True
     """false: save only trained weights, with model.pretrained as the base; LoRA always does."""
     resume: str = "auto"
@@ -177,9 +177,7 @@ class HubConfig:
     min_interval_seconds: float = 60.0
     """Minimum time between two uploads, because the Hub limits commits per hour."""
     milestone_every: int | None = None
-    """Steps between snapshots that are kept for good, as tags (step-00010000); null: none."""
-    squash_every: int | None = None
-    """Squash the repo's history after this many commits; null: keep it."""
+    """Steps between snapshots that are kept for good; null: none."""
     takeover: bool = False
     """Take the store over from another run, which then stops uploading."""
     timeout_seconds: float = 60.0

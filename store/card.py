@@ -17,9 +17,10 @@ from snapshot.config_values import value_of
 from snapshot.disk.model import ADAPTERS, TRAINED, WHOLE, configured_prefix
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.kinds import NAMED_REPO
-from store.publish import CURVES, Best
+from store.publish import CURVES
 from store.records import EVENTS
 from store.repo import REPO_ID
+from store.store import Best
 
 SHOWN = (
     ("optim.learning_rate", "learning rate"),
@@ -66,10 +67,9 @@ def card_text(
     if sample:
         parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
     if best is not None:
-        load = f': `AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`'
         parts.append(
-            f"`best/` holds the snapshot with the lowest held-out loss, {best.loss:.4f} nats per "
-            f"{unit}, of step {best.step:,}{load if prefix == WHOLE else ''}."
+            f"`snapshots/{folder_name(best.step)}-...` is the snapshot with the lowest held-out "
+            f"loss, {best.loss:.4f} nats per {unit}."
         )
     if prefix == TRAINED:
         parts.append(_merge(repo_id))

@@ -92,10 +92,6 @@ class Files(Store):
         digest = sha256(manifest).hexdigest()
         return Latest(state.run_id, state.attempt_id, 1, remote_step(folder), folder, digest)
 
-    def has_best(self, latest: Latest, files: Mapping[str, RemoteFile]) -> bool:
-        """Whether a snapshot of the best step is among files."""
-        return latest.best_step in map(remote_step, folders_in(files))
-
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file to `folder`, under its own path."""
         assert folder is not None, "only a repo has a cache"

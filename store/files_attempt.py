@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from store.latest import (
     snapshot_folders,
 )
 from store.pruning import OPTIMIZER, WEIGHTS, Manifests, folders_to_delete
-from store.publish import CONFIGS, BestCheck, content_has_changed, latest_for
+from store.publish import CONFIGS, best_to_add, content_has_changed, latest_for
 from store.records import replaced_segments
 from store.store import RemoteFile, Transfer, Upload, UploadTarget
 
@@ -56,7 +57,7 @@ class FilesAttempt:
         self._written: set[str] = set()
         """Paths that this attempt has begun to write, and may write again."""
         self._recorded_step = 0
-        self._best_check, self._manifests = BestCheck(notify), Manifests(store)
+        self._manifests = Manifests(store)
         self._reported: set[str] = set()
         self.repo_was_read = target.repo_was_read
 
@@ -72,12 +73,14 @@ class FilesAttempt:
                 f"{self._store.key} has become public, and hub.private=true. Make it private, or "
                 "start with hub.private=false."
             )
-        upload = self._best_check.checked(upload)
         listed = self._store.files("")
         before = self._look(listed, upload.step)
         if self._latest is None:
             self._begin(listed, before)
-        transfer = self._add_best(upload, listed)
+        transfer = Transfer()
+        there = set(folders_in(listed)) - self._of_other_run
+        if best := best_to_add(upload, there, partial(self._report_once, "best")):
+            transfer += self._add_snapshot(best, upload.step)
         folder = remote_folder(upload.folder.name, self._attempt_id)
         if f"{folder}/{MANIFEST}" not in listed:  # or the answer was lost
             records, reached = self._new_records(upload.step)
@@ -85,7 +88,7 @@ class FilesAttempt:
             self._recorded_step = reached
         listed = self._store.files("")
         before, generation = self._look(listed, upload.step), self._fence.generation
-        latest = latest_for(upload, self._run_id, self._attempt_id, generation, 0, before)
+        latest = latest_for(upload, self._run_id, self._attempt_id, generation, before)
         if not latest.is_same_upload(before):
             self._store.put({LATEST: latest_as_bytes(latest)})
             self._stale_records = replaced_segments(listed, self._put, latest, before)
@@ -112,15 +115,6 @@ class FilesAttempt:
                 names = {path: path.rpartition("/")[2] for path in paths}
                 self._added[folder] = [path for path in paths if is_written(names[path])]
                 self._may_delete.add(folder)
-
-    def _add_best(self, upload: Upload, listed: Mapping[str, RemoteFile]) -> Transfer:
-        """Upload the best snapshot, unless the store has it or `upload` is that snapshot."""
-        best = upload.best
-        if best is None or best.folder is None or best.step == upload.step:
-            return Transfer()
-        if best.step in map(remote_step, folders_in(listed)):
-            return Transfer()
-        return self._add_snapshot(best.folder, upload.step)
 
     def _add_snapshot(
         self, snapshot: Path, step: int, records: Mapping[str, bytes] = MappingProxyType({})
@@ -228,18 +222,12 @@ class FilesAttempt:
         began.
         """
         whole = folders_in(listed)
-        old = folders_to_delete(listed, latest, latest, self._policy.keep)
+        old = folders_to_delete(listed, latest, latest, self._policy)
         unneeded = {*old, *(snapshot_folders(listed) - set(whole))}
-        unneeded = {folder for folder in unneeded if not self._stays(folder, latest)}
         unneeded |= self._of_other_run & set(whole)
         own = {folder for folder in unneeded if attempt_in(folder) == self._attempt_id[:8]}
         deleted = (unneeded & self._may_delete | own) - {latest.folder}
         return sorted(deleted, key=lambda folder: (remote_step(folder), folder))
-
-    def _stays(self, folder: str, latest: Latest) -> bool:
-        """Whether a snapshot is a milestone or the best."""
-        step = remote_step(folder)
-        return self._policy.is_milestone(step) or step == latest.best_step
 
     def _report_once(self, kind: str, text: str) -> None:
         if kind not in self._reported:

@@ -21,8 +21,6 @@ SNAPSHOTS = "snapshots"
 FOLDER = re.compile(rf"({SNAPSHOTS}/step-([0-9]{{8,13}})-([0-9a-z]{{1,8}}))/[^/]+")
 """A file of a snapshot: its folder, the step, and the beginning of the attempt's id."""
 LARGEST_GENERATION = 10**9
-BEST = "best/"
-"""The folder of a repo with the snapshot that has the lowest held-out loss."""
 WRITTEN_BY_010 = "was written by 0.1.0: train on from its weights"
 LONGEST_NAME = 80
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -43,8 +41,6 @@ class Latest:
     """The name of the attempt's machine."""
     time: str = ""
     """When this was written, UTC by that machine's clock. Nothing is decided by it."""
-    commits: int = 0
-    """Commits since the last squash of the history."""
     best_step: int = 0
     """The step of the best snapshot; 0 if there is none."""
     best_loss: float | None = None

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from snapshot.disk.files import MANIFEST, entries_in, parse_json
 from snapshot.errors import SnapshotError
 from store.latest import Latest, folders_in, remote_step
-from store.store import RemoteFile, Store
+from store.store import Policy, RemoteFile, Store
 
 LARGEST_MANIFEST_BYTES = 4 << 20
 PARTS = r"(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
@@ -91,19 +91,25 @@ def _as_named(entries: Entries | None, files: Mapping[str, RemoteFile], inside: 
 
 
 def folders_to_delete(
-    files: Iterable[str], latest: Latest, before: Latest | None, keep: int
+    files: Iterable[str], latest: Latest, before: Latest | None, policy: Policy
 ) -> list[str]:
-    """Folders of whole snapshots beyond the newest `keep`, of which `latest` is one.
+    """Folders of whole snapshots beyond the newest `policy.keep`, of which `latest` is one.
 
-    Snapshots of later steps stay: another attempt took them. All stay if there was no latest.json
-    to tell which run they belong to, and none of another run that was taken over.
+    Milestones, the best and snapshots of later steps stay: another attempt took these. All stay if
+    there was no latest.json to tell which run they belong to, and none of another run that was
+    taken over.
     """
     others = [folder for folder in folders_in(files) if folder != latest.folder]
     if before is None:
         return []
     if before.run_id != latest.run_id:
         return others
-    return [folder for folder in others if remote_step(folder) <= latest.step][keep - 1 :]
+    old = [folder for folder in others if remote_step(folder) <= latest.step][policy.keep - 1 :]
+    return [
+        folder
+        for folder in old
+        if not policy.is_milestone(step := remote_step(folder)) and step != latest.best_step
+    ]
 
 
 def weights_in_another_split(

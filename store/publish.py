@@ -2,7 +2,6 @@
 
 snapshots/step-00001000-3f2a1b2c/...             the newest snapshots, with their attempt's id
 config.json model.safetensors tokenizer*.json    the newest one again, for from_pretrained
-best/...                                         the one with the lowest held-out loss
 latest.json                                      the newest step, run, attempt, generation
 README.md curves.png                             the model card
 metrics/... events.jsonl                         the run's records (store/records.py)
@@ -12,7 +11,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import huggingface_hub  # imports the rest at its first use
@@ -23,11 +23,20 @@ from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, ver
 from snapshot.disk.model import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from store.errors import HubError, HubRefused
-from store.latest import BEST, LATEST, Latest, latest_as_bytes, machine_name, remote_folder, utc
+from store.latest import (
+    LATEST,
+    Latest,
+    folders_in,
+    latest_as_bytes,
+    machine_name,
+    remote_folder,
+    remote_step,
+    utc,
+)
 from store.pruning import WEIGHTS, Manifests, folders_to_delete, weights_in_another_split
 from store.records import replaced_segments
 from store.repo import OWN_FILES, Hub
-from store.store import Best, RemoteFile, Transfer, Upload
+from store.store import Policy, RemoteFile, Transfer, Upload
 
 CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"
@@ -48,7 +57,6 @@ def latest_for(
     run_id: str,
     attempt_id: str,
     generation: int,
-    commits: int,
     before: Latest | None,
 ) -> Latest:
     """`latest.json` for an upload on top of `before`.
@@ -69,7 +77,6 @@ def latest_for(
         manifest_sha256=manifest_sha256(upload.folder),
         machine=machine_name(platform.node()),
         time=utc(),
-        commits=commits,
         best_step=best_step,
         best_loss=best_loss,
     )
@@ -82,30 +89,30 @@ def publish(
     before: Latest | None,
     *,
     parent: str,
-    keep: int,
+    policy: Policy,
     manifests: Manifests,
     records: Mapping[str, bytes],
     confirm: Callable[[], None],
+    report: Callable[[str], None],
 ) -> Published:
     """Upload a snapshot in one commit on top of `parent`.
 
     `before` is the latest.json of `parent`, `records` are files by their paths. `manifests` are
     those of the repo. `confirm` is called just before the commit, and raises if `parent` is no
-    longer the head. Raises SnapshotError if the files on disk have changed, OSError if the folder
-    no longer exists, and HubError, after which the outcome is unknown.
+    longer the head. `report` receives a sentence about a best snapshot that is damaged. Raises
+    SnapshotError if the files on disk have changed, OSError if the folder no longer exists, and
+    HubError, after which the outcome is unknown.
     """
-    snapshot = _snapshot_files(upload.folder, latest.folder)
     files = hub.files(parent)
-    pruned = folders_to_delete(files, latest, before, keep)
-    best = _best_files(upload.best, files)
-    if before is not None and (best or latest.best_step == 0):
-        pruned.append(BEST.rstrip("/"))
-    top_level = _top_level_files(upload, latest, records)
-    added = [*snapshot, *best, *top_level]
+    pruned = folders_to_delete(files, latest, before, policy)
+    folders = {latest.folder: upload.folder}
+    if best := best_to_add(upload, set(folders_in(files)) - set(pruned), report):
+        folders[remote_folder(best.name, latest.attempt_id)] = best
+    snapshots = {place: _snapshot_files(folder, place) for place, folder in folders.items()}
+    added = [*chain(*snapshots.values()), *_top_level_files(upload, latest, records)]
     transfer = hub.upload_contents(added)
-    check_digests(_digests_of(snapshot), upload.folder)
-    if upload.best is not None and upload.best.folder is not None:
-        check_digests(_digests_of(best), upload.best.folder)
+    for place, folder in folders.items():
+        check_digests(_digests_of(snapshots[place]), folder)
     if before is None:
         _refuse_to_overwrite(hub, files, added)
     new = {one.path_in_repo for one in added}
@@ -120,9 +127,8 @@ def publish(
     operations: list[huggingface_hub.CommitOperation] = [*added, *deletions]
     card = huggingface_hub.CommitOperationAdd("README.md", upload.card.text.encode())
     message = f"Snapshot of step {latest.step}"
-    manifests.note(latest.folder, manifest_entries(upload.folder))
-    if best and upload.best is not None and upload.best.folder is not None:
-        manifests.note(BEST.rstrip("/"), manifest_entries(upload.best.folder))
+    for place, folder in folders.items():
+        manifests.note(place, manifest_entries(folder))
     confirm()
     try:
         commit = hub.commit([*operations, card], message, parent)
@@ -175,23 +181,6 @@ def _top_level_files(
     ]
 
 
-def _best_files(
-    best: Best | None, files: Mapping[str, RemoteFile]
-) -> list[huggingface_hub.CommitOperationAdd]:
-    """The files of the best snapshot, unless the repo has them."""
-    if best is None or best.folder is None:
-        return []
-    found = {path: file.sha256 for path, file in files.items()}
-    tensors = {
-        BEST + name: digest
-        for name, (_, digest) in manifest_entries(best.folder).items()
-        if name.endswith(".safetensors")
-    }
-    if tensors.items() <= found.items():
-        return []
-    return _snapshot_files(best.folder, BEST.rstrip("/"))
-
-
 def _digests_of(operations: Iterable[huggingface_hub.CommitOperationAdd]) -> dict[str, str]:
     return {one.path_in_repo: one.upload_info.sha256.hex() for one in operations}
 
@@ -229,28 +218,18 @@ def _refuse_to_overwrite(
         )
 
 
-class BestCheck:
-    """Verifies each best snapshot once. Not thread-safe."""
-
-    def __init__(self, notify: Callable[[str], None]) -> None:
-        """`notify` receives sentences for the user."""
-        self._notify = notify
-        self._is_whole: dict[Path, bool] = {}
-        """The best snapshot that was verified last."""
-
-    def checked(self, upload: Upload) -> Upload:
-        """The upload, without its best snapshot if that is damaged."""
-        folder = None if upload.best is None else upload.best.folder
-        if folder is None:
-            return upload
-        if folder not in self._is_whole:
-            self._is_whole = {folder: self._verify(folder)}
-        return upload if self._is_whole[folder] else replace(upload, best=None)
-
-    def _verify(self, folder: Path) -> bool:
-        try:
-            verify(folder)
-        except SnapshotError as error:
-            self._notify(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
-            return False
-        return True
+def best_to_add(
+    upload: Upload, folders: Collection[str], report: Callable[[str], None]
+) -> Path | None:
+    """The folder of the best snapshot, unless it is among those of the store, or damaged."""
+    best = upload.best
+    if best is None or best.folder is None or best.step == upload.step:
+        return None
+    if best.step in map(remote_step, folders):
+        return None
+    try:
+        verify(best.folder)
+    except SnapshotError as error:
+        report(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
+        return None
+    return best.folder

@@ -18,7 +18,6 @@ from huggingface_hub import constants, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from snapshot.disk.files import MANIFEST
 from snapshot.errors import DiskFault, is_full
 from store.errors import (
     REMEDY,
@@ -30,15 +29,13 @@ from store.errors import (
     translate_errors,
 )
 from store.http import deadline, hub_api, transfer
-from store.latest import BEST, LATEST, Latest
+from store.latest import LATEST
 from store.store import BRANCH, RemoteFile, Store, Transfer
 
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
 OWN_FILES = {"README.md", ".gitattributes"}
 """Files that a repo may hold before a run uploads to it."""
-OWN_TITLES = re.compile(r"Snapshot of step \d|initial commit", re.IGNORECASE)
-"""How the titles of a run's commits begin, and that of the Hub."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
 LARGE_BYTES = 5 << 20
@@ -137,10 +134,6 @@ class Hub(Store):
             for entry in entries
             if isinstance(entry, huggingface_hub.RepoFile)
         }
-
-    def has_best(self, latest: Latest, files: Mapping[str, RemoteFile]) -> bool:
-        """Whether the best snapshot is among files: it is a second copy."""
-        return f"{BEST}{MANIFEST}" in files
 
     def read(self, commit: str, path: str, most: int) -> bytes:
         """A small file, of which at most `most` bytes are read. It needs no place on a disk."""
@@ -245,11 +238,9 @@ class Hub(Store):
         refs.pop(f"heads/{BRANCH}", None)
         return refs
 
-    def tag(self, name: str, commit: str, replace: bool) -> None:
-        """Give a commit a tag. With `replace`, the tag is there and moves."""
+    def tag(self, name: str, commit: str) -> None:
+        """Give a commit a tag, unless another one has it."""
         with self._asking(commit):
-            if replace:
-                self._api.delete_tag(self.repo_id, tag=name)
             self._api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
 
     def delete_contents(self, digests: Collection[str]) -> None:
@@ -257,17 +248,6 @@ class Hub(Store):
         files = [_lfs_file(digest) for digest in sorted(digests)]
         with self._asking():
             self._api.permanently_delete_lfs_files(self.repo_id, files, rewrite_history=False)
-
-    def title_of_other_commit(self) -> str | None:
-        """The title of the newest commit that no run and no creation of a repo made, if any."""
-        with self._asking():
-            titles = [one.title for one in self._api.list_repo_commits(self.repo_id)]
-        return next((title for title in titles if not OWN_TITLES.match(title)), None)
-
-    def squash(self, message: str) -> None:
-        """Squash the history, so that the Hub can free files which only earlier commits need."""
-        with self._asking():
-            self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
 
 
 @contextmanager

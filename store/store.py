@@ -17,7 +17,7 @@ from snapshot.disk.files import step_of
 from snapshot.errors import SnapshotError
 from store.errors import HubOffline, HubRefused, HubSilent, HubUnreachable
 from store.fence import Fence
-from store.latest import LATEST, Latest, folders_in, read_latest
+from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
 BRANCH = "main"
 LARGEST_LATEST_BYTES = 10_000
@@ -135,7 +135,8 @@ class Store(ABC):
             latest = self._read_latest(commit)
         except SnapshotError:  # perhaps damaged in transit
             latest = self._read_latest(commit)
-        return latest if self.has_best(latest, files) else latest.without_best()
+        has_best = latest.best_step in map(remote_step, folders_in(files))
+        return latest if has_best else latest.without_best()
 
     def _read_latest(self, commit: str) -> Latest:
         return read_latest(self.read(commit, LATEST, LARGEST_LATEST_BYTES), self.name)
@@ -152,10 +153,6 @@ class Store(ABC):
                 f"{error}, so it is unknown which attempt owns {self.name}. Restore that file.",
                 "latest.json",
             ) from error
-
-    @abstractmethod
-    def has_best(self, latest: Latest, files: Mapping[str, RemoteFile]) -> bool:
-        """Whether the best snapshot that `latest` names is among files."""
 
     @abstractmethod
     def read(self, commit: str, path: str, most: int) -> bytes:
@@ -185,8 +182,6 @@ class Policy:
 
     keep: int
     min_interval: float
-    squash_every: int | None
-    """None: the history is never squashed."""
     private: bool
     takeover: bool
     milestone_every: int | None = None

@@ -78,7 +78,6 @@ def _policy(config: Config) -> Policy:
     return Policy(
         hub.keep,
         hub.min_interval_seconds,
-        hub.squash_every,
         hub.private,
         hub.takeover,
         hub.milestone_every,
