@@ -14,6 +14,7 @@ from data.printable import printable
 from data.public_names import public_name
 from model.family import ModelConfig
 from snapshot.config_values import value_of
+from snapshot.disk.files import folder_name
 from snapshot.disk.model import ADAPTERS, TRAINED, WHOLE, configured_prefix
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.kinds import NAMED_REPO

@@ -70,14 +70,13 @@ def uploader(
     ended: tuple[str, ...] = (),
     seen: Latest | None = None,
     keep: int = 3,
-    squash_every: int | None = None,
     milestone_every: int | None = None,
     unknown: bool = False,
     private: bool = True,
     takeover: bool = False,
 ) -> Uploader:
     """The uploads of an attempt, as often as it can."""
-    policy = Policy(keep, 0.0, squash_every, private, takeover, milestone_every)
+    policy = Policy(keep, 0.0, private, takeover, milestone_every)
     hub = hub or Hub(REPO, 5.0)
     return Uploader(
         UploadTarget(hub, policy, run_id, attempt_id, seen, ended, repo_was_read=not unknown)
@@ -149,7 +148,7 @@ def put(
         place = remote_folder(f"step-{step:08d}", attempt)
         files = {f"{place}/{path.name}": path.read_bytes() for path in snapshot.iterdir()}
         sha256 = manifest_sha256(snapshot)
-        described = Latest(run, attempt, generation, step, place, sha256, commits=step)
+        described = Latest(run, attempt, generation, step, place, sha256)
         hub.commit_files(REPO, {**files, "latest.json": latest_as_bytes(described)})
 
 

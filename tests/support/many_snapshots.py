@@ -20,9 +20,7 @@ from store.uploader import Uploader
 COUNT = 100
 
 
-def upload(
-    template: str, repo_id: str, squash_every: int | None, note: Callable[[], object]
-) -> None:
+def upload(template: str, repo_id: str, note: Callable[[], object]) -> None:
     """Upload copies of a snapshot as steps 1 to 100, each with weights of its own.
 
     `note` is called after each.
@@ -31,7 +29,7 @@ def upload(
     state = read_state(source)
     hub = Hub(repo_id)
     hub.create(private=True)
-    policy = Policy(3, 0.0, squash_every, private=True, takeover=False)
+    policy = Policy(3, 0.0, private=True, takeover=False)
     uploads = Uploader(UploadTarget(hub, policy, state.run_id, "attempt"))
     for step in range(1, COUNT + 1):
         folder = copied(source, root, step)

@@ -93,9 +93,7 @@ class Attempts(RuleBasedStateMachine):
         repo = None if reads == "nothing" else read_repo(client)
         known = None if repo is None else repo.latest
         step = 10 * own if repo is None else 0 if known is None else known.step
-        # hub.milestone_every keeps folders in a store of files; in a repo it sets tags.
-        milestone = MILESTONE if self.kind == "files" else None
-        policy = Policy(KEEP, 0.0, None, True, takeover=False, milestone_every=milestone)
+        policy = Policy(KEEP, 0.0, True, takeover=False, milestone_every=MILESTONE)
         target = UploadTarget(client, policy, "run", name, known, repo_was_read=repo is not None)
         attempt = ATTEMPTS[self.kind](client, target, lambda text: None)
         generation = 0 if repo is None else 1 + (0 if known is None else known.generation)
@@ -237,7 +235,7 @@ class Attempts(RuleBasedStateMachine):
         keep = KEEP - (self.kind == "repo")
         for folder in gone:
             assert folder in up_to[keep:], (folder, up_to)
-            assert self.kind == "repo" or remote_step(folder) % MILESTONE
+            assert remote_step(folder) % MILESTONE
 
 
 class OnRepo(Attempts):

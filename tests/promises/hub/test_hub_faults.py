@@ -138,9 +138,6 @@ FAULTS = {
     ],
     "404 on the contents": [("preupload", "status", {"status": 404, "after": 1})],
     "a stale head on reads": [("info", "stale-head", {"after": 2, "times": 3})],
-    "a squash that is unknown": [("squash", "status", {"status": 404, "times": None})],
-    "a squash that fails": [("squash", "status", {"status": 503})],
-    "a squash whose answer is lost": [("squash", "lost-answer", {})],
     "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
     "a Hub that knows no cards": [("validate-yaml", "status", {"status": 404, "times": None})],
 }
@@ -161,11 +158,7 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, folder: Path, faults:
     """
     begun = started_empty(folder)
     assert begun.folder is None
-    uploads = hubs.uploader(
-        Hub(hubs.REPO, 1.0),
-        unknown=begun.repo is None,
-        squash_every=2 if any(fault.endpoint == "squash" for fault in faults) else 100,
-    )
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.repo is None)
     steps, hit = [10, 20, 30], lambda: all(fault.hits for fault in faults)
     while steps and not hit():
         newest = steps.pop(0)
@@ -207,7 +200,6 @@ ALIKE = {  # others of the same storage, or of the same kind, stay
     "a hang of the commit",
     "a hang of the head",
     "a reset in the middle of the commit",
-    "a squash that is unknown",
     "a stale head on reads",
     "a wait of ten years asked for",
     "404 on the contents",
@@ -533,15 +525,13 @@ def test_killed_while_uploading_nothing_is_half_there_or_twice(small, tmp_path, 
 
 
 @pytest.mark.slow  # test_upkeep has the same with seven
-@pytest.mark.parametrize("squash_every", [None, 10])
-def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run, squash_every):
+def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run):
     """A hundred snapshots, each uploaded, with hub.keep=3."""
     folder = runs.snapshot(finished_run, 30)
     stored: list[int] = []
     many_snapshots.upload(
         folder,
         hubs.REPO,
-        squash_every,
         lambda: stored.append(near_hub.repo(hubs.REPO).stored_bytes()),
     )
     repo = near_hub.repo(hubs.REPO)
@@ -550,11 +540,8 @@ def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run, squash_eve
     most = 4 * size + sum((folder / name).stat().st_size for name in hubs.WITHOUT_OPTIMIZER)
     for commit in repo.every_head:
         assert repo.referenced_bytes(commit) < most
-    if squash_every is None:  # all commits, and the contents of the newest
-        assert len(repo.commits) == 1 + many_snapshots.COUNT
-        assert max(stored) < most
-    else:
-        assert len(repo.commits) <= squash_every
+    assert len(repo.commits) == 1 + many_snapshots.COUNT
+    assert max(stored) < most
     print(
         f"{repo.referenced_bytes(repo.head) / size:.2f} snapshots referenced, root copy included, "
         f"{max(stored) / size:.2f} stored at most"

@@ -43,7 +43,7 @@ def test_the_status_of_a_store(url, finished_run, capsys, monkeypatch):
     store = open_store(url, 5.0)
     assert main(["status", url]) == 2
     assert "holds no run. Check the name." in capsys.readouterr().err
-    policy = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
+    policy = Policy(keep=3, min_interval=0.0, private=True, takeover=False)
     uploads = Uploader(UploadTarget(store, policy, RUN, ATTEMPT))
     uploads.offer(runs.snapshot(finished_run, 10), Card("# card\n"))
     assert uploads.flush(30), uploads.status()

@@ -34,7 +34,7 @@ from training.run.uploading import store_of
 
 RUN, OTHER_RUN = "1" * 32, "2" * 32
 FIRST, SECOND = "a" * 32, "b" * 32
-POLICY = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
+POLICY = Policy(keep=3, min_interval=0.0, private=True, takeover=False)
 
 
 def place_of(step: int, attempt: str = FIRST) -> str:

@@ -106,7 +106,7 @@ def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run
     [
         *[(name, 1) for name in ("_next", "_try", "_note_uploaded", "tidy")],
         # Between a commit and its tag. After the first, the repo is no longer nobody's.
-        *[("tag_milestone", call) for call in (1, 2)],
+        *[("is_milestone", call) for call in (1, 2)],
     ],
 )
 def test_an_error_beside_the_upload_itself_ends_no_uploads(

@@ -19,7 +19,6 @@ class Deviations:
     """Listings have `sha256:` before a large file's digits."""
     long_ids: bool = False
     """Commit ids have 64 digits, which the client refuses as a parent."""
-    no_squash: bool = False
     no_deletion: bool = False
     """Large files cannot be deleted one by one."""
     no_pull_requests: bool = False
@@ -32,10 +31,9 @@ class Deviations:
         missing = {
             "whoami": self.no_whoami,
             "paths-info": self.no_paths_info,
-            "squash": self.no_squash,
             "lfs-delete": self.no_deletion,
         }
         return missing.get(endpoint, False)
 
 
-ALL = Deviations(*[True] * 9)
+ALL = Deviations(*[True] * 8)

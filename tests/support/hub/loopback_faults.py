@@ -10,7 +10,7 @@ ENDPOINTS = frozenset(
     {
         *("whoami", "create", "delete", "info", "preupload", "batch", "put", "part", "complete"),
         *("verify", "commit", "tree", "paths-info", "resolve-head", "resolve-get", "blob-get"),
-        *("refs", "commits", "branch", "tag", "squash", "validate-yaml"),
+        *("refs", "commits", "branch", "tag", "validate-yaml"),
         *("lfs-delete", "bucket-create", "bucket-info", "bucket-tree", "bucket-batch"),
         "bucket-get",
         *("xet-write-token", "xet-read-token", "xet-chunk", "xorb", "shard", "reconstruction"),

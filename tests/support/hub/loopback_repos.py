@@ -171,13 +171,6 @@ def _delete_tag(call: Call) -> Answer:
     return json_answer({})
 
 
-@ROUTES.answers("squash", "POST", "/api/models/{repo}/super-squash/{branch}")
-def _squash(call: Call) -> Answer:
-    repo, user = writable(call)
-    commit = repo.squash(call.names["branch"], call.body.json().get("message", ""), user)
-    return json_answer({"commitOid": commit.id})
-
-
 @ROUTES.answers("lfs-delete", "POST", "/api/models/{repo}/lfs-files/batch")
 def _delete_large(call: Call) -> Answer:
     repo, _ = writable(call)

@@ -98,7 +98,7 @@ class Repo:
         stored = {path: self._store(Add(path, content)) for path, content in files.items()}
         self._move(MAIN, self._record(stored, None, "initial commit"))
 
-    # What tests read. A revision is a commit, a branch or a tag; squashed commits are still there.
+    # What tests read. A revision is a commit, a branch or a tag.
 
     @property
     def head(self) -> str:
@@ -113,7 +113,7 @@ class Repo:
 
     @property
     def every_head(self) -> list[str]:
-        """What main was ever at, in order; squashed commits too."""
+        """What main was ever at, in order."""
         with self._lock:
             return list(self._heads)
 
@@ -130,7 +130,7 @@ class Repo:
             return dict(self._tags)
 
     def commit(self, revision: str) -> Commit:
-        """A commit, squashed ones included. Raises KeyError."""
+        """A commit. Raises KeyError."""
         with self._lock:
             name = self._branches.get(revision) or self._tags.get(revision) or revision
             return self._commits[name]
@@ -151,8 +151,7 @@ class Repo:
     def stored_bytes(self) -> int:
         """What the large files of all commits take that a branch or a tag leads to.
 
-        A content that was deleted for good takes nothing; one that only squashed commits have is
-        freed by the Hub, too.
+        A content that was deleted for good takes nothing.
         """
         with self._lock:
             files = [file for name in self._visible for file in self._commits[name].files.values()]
@@ -224,16 +223,6 @@ class Repo:
             self._move(branch, commit)
             return commit
 
-    def squash(self, branch: str, title: str, author: str = "") -> Commit:
-        """Make the files of a branch its only commit."""
-        with self._lock:
-            if branch not in self._branches:
-                raise Refusal(404, f"Invalid rev id: {branch}", "RevisionNotFound")
-            files = self._commits[self._branches[branch]].files
-            commit = self._record(dict(files), None, title, "", author)
-            self._move(branch, commit)
-            return commit
-
     def create_branch(self, name: str, start: str = MAIN) -> None:
         """A branch from a revision."""
         with self._lock:
@@ -293,7 +282,7 @@ class Repo:
         author: str = "",
     ) -> Commit:
         oids = {path: entry.git_oid for path, entry in sorted(files.items())}
-        # Their number keeps apart what is the same: a squash twice, a branch that goes alike.
+        # Their number keeps apart what is the same: a commit twice, a branch that goes alike.
         content = json.dumps([oids, parent, title, message, author, len(self._commits)])
         oid = self._names(content.encode(), usedforsecurity=False).hexdigest()
         author = author or self.owner

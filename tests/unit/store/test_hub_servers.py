@@ -44,9 +44,7 @@ def hub(tmp_path, request, monkeypatch):
         yield hub
 
 
-NAMES = [
-    name for name in Deviations.__dataclass_fields__ if name not in ("no_squash", "private_ignored")
-]
+NAMES = [name for name in Deviations.__dataclass_fields__ if name != "private_ignored"]
 ONE_EACH = [pytest.param(Deviations(**{name: True}), id=name) for name in NAMES]
 
 
@@ -185,7 +183,7 @@ def test_a_server_that_is_down_is_not_taken_for_one_without_xet(hub, finished_ru
         Hub(hubs.REPO).upload_contents([CommitOperationAdd("model.safetensors", weights)])
 
 
-@pytest.mark.parametrize("hub", [Deviations(no_deletion=True, no_squash=True)], indirect=True)
+@pytest.mark.parametrize("hub", [Deviations(no_deletion=True)], indirect=True)
 def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
     hub, finished_run, small, tmp_path
 ):
@@ -208,7 +206,7 @@ def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
     texts = [one["text"] for one in read_events(run_dir / "events.jsonl")]
     (deletion,) = texts
     assert "cannot be deleted one by one: the server does not support that (HTTP 404)" in deletion
-    assert "hub.squash_every=10" in deletion
+    assert "HfApi().super_squash_history(repo)" in deletion
     assert "Check hub.repo_id" not in deletion
 
 
@@ -222,41 +220,6 @@ def test_a_server_that_makes_a_private_repo_public_is_named(hub, tmp_path):
         choose_start(tmp_path / "run", "auto", hubs.store())
     assert "hub.private=false" in said
     assert choose_start(tmp_path / "run", "auto", hubs.store(private=False)).repo is not None
-
-
-@pytest.mark.parametrize("status", [None, 403, 503])
-@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_a_history_that_cannot_be_squashed_is_said_once(hub, finished_run, status):
-    if status is None:
-        hub.deviations = Deviations(no_squash=True)
-    else:
-        hub.fault("squash", "status", status=status, times=None)
-    hub.create(hubs.REPO)
-    uploads = hubs.uploader(squash_every=1)
-    for step in (10, 20, 30):
-        uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
-        assert uploads.flush(30), uploads.status()
-    (message,) = uploads.messages()
-    assert f"history of {hubs.REPO} is not squashed" in message
-    assert f"HTTP {status or 404}" in message
-    assert "still use storage" in message
-
-
-@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_run):
-    hub.create(hubs.REPO)
-    first = hubs.uploader(squash_every=2)
-    for step in (10, 20):
-        first.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
-        assert first.flush(30)
-    assert hub.count("squash") == 1
-    seen = read_repo(Hub(hubs.REPO)).latest
-    second = hubs.uploader(squash_every=2, seen=seen, attempt_id="second", ended=("attempt",))
-    second.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
-    assert second.flush(30)
-    assert hubs.step_of(hub) == 30
-    assert hub.count("squash") == 1
-    assert len(hub.repo(hubs.REPO).commits) == 2
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
@@ -329,9 +292,8 @@ IN_THE_DOCS = {
     "validate-yaml": "`POST /api/validate-yaml`",
     "commit": "`POST /api/models/{id}/commit/{branch}`",
     "refs": "`GET /api/models/{id}/refs`",
-    "tag": "`POST` and `DELETE /api/models/{id}/tag/{name}`",
+    "tag": "`POST /api/models/{id}/tag/{name}`",
     "lfs-delete": "`POST /api/models/{id}/lfs-files/batch`",
-    "squash": "`POST /api/models/{id}/super-squash/{branch}`",
 }
 
 
@@ -339,11 +301,8 @@ IN_THE_DOCS = {
 def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     newest_of_disk_and_repo(hubs.store(), None, None, tmp_path / "run", ())
-    squashes = hubs.uploader(squash_every=1, attempt_id="a")
-    squashes.offer(runs.snapshot(finished_run, 10), Card("# 10\n"))
-    assert squashes.flush(30)
-    uploads = hubs.uploader(keep=1, milestone_every=20, ended=("a",))
-    for step in (20, 30):
+    uploads = hubs.uploader(keep=1, milestone_every=20)
+    for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert uploads.flush(30)
     remote = read_repo(Hub(hubs.REPO, 5.0))

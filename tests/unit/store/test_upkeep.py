@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,6 @@ def test_contents_of_pruned_snapshots_go_and_history_stays(near_hub, snapshot_of
         assert repo.contents.bytes_of_large() < 2 * size
         assert_refs_whole(near_hub)
     assert len(repo.commits) == 1 + 7
-    assert near_hub.count("squash") == 0
     assert hubs.steps_at_head(repo) == [6, 7]
     assert uploads.messages() == []
     hubs.assert_always_whole(near_hub)
@@ -109,9 +107,8 @@ def test_a_tag_of_somebody_else_is_not_moved(near_hub, snapshot_of):
     repo = near_hub.repo(hubs.REPO)
     assert {name: repo.tags[name] for name in tags} == tags
     assert repo.tags["step-00000004"] == repo.head
-    said = uploads.messages()
-    assert len(said) == 2
-    assert "tag step-00000002, on a commit that is not of step 2" in said[0]
+    assert hubs.steps_at_head(repo) == [1, 2, 3, 4]
+    assert uploads.messages() == []
 
 
 @pytest.mark.thorough
@@ -120,7 +117,7 @@ def test_a_tag_of_somebody_else_is_not_moved(near_hub, snapshot_of):
     [
         ({"status": 503}, None),
         ({"status": 403, "times": None}, "still use storage of me/run"),
-        ({"status": 404, "times": None}, "hub.squash_every=10 frees it"),
+        ({"status": 404, "times": None}, "HfApi().super_squash_history(repo) frees it"),
     ],
     ids=["transient", "refused", "unknown"],
 )
@@ -171,41 +168,12 @@ def test_nothing_is_deleted_when_another_attempt_committed(near_hub, snapshot_of
     assert near_hub.count("lfs-delete") == 0
 
 
-def test_full_storage_is_freed_by_squashing_as_a_last_resort(near_hub, snapshot_of):
-    near_hub.deviations = Deviations(no_deletion=True)
-    near_hub.create(hubs.REPO)
-    uploads = hubs.uploader(keep=1)
-    upload(uploads, snapshot_of(1), snapshot_of(2))
-    near_hub.fault("commit", "status", status=403, message="Private repository storage limit")
-    upload(uploads, snapshot_of(3))
-    assert near_hub.count("squash") == 1
-    assert hubs.step_of(near_hub) == 3
-    assert len(near_hub.repo(hubs.REPO).commits) == 2
-
-
-def test_a_history_with_foreign_commits_is_not_squashed(near_hub, snapshot_of):
-    near_hub.deviations = Deviations(no_deletion=True)
-    near_hub.create(hubs.REPO)
-    uploads = hubs.uploader(keep=1)
-    upload(uploads, snapshot_of(1))
-    mine = near_hub.commit_files(hubs.REPO, {"notes.txt": b"mine"}, title="My notes")
-    near_hub.commit_files(hubs.REPO, {}, ["notes.txt"])
-    upload(uploads, snapshot_of(2))
-    near_hub.fault("commit", "status", status=403, message="Private repository storage limit")
-    uploads.offer(snapshot_of(3), Card("# 3\n"))
-    assert not uploads.flush(60)
-    assert near_hub.count("squash") == 0
-    assert near_hub.repo(hubs.REPO).read(mine, "notes.txt") == b"mine"
-    said = " ".join(uploads.messages())
-    assert "it has a commit of somebody else (Commit by somebody else)" in said
-
-
 @pytest.mark.thorough
-def test_every_milestone_is_uploaded_and_tagged(near_hub, snapshot_of, tmp_path):
-    """Uploads are slower than the run; the history is squashed five times."""
+def test_every_milestone_is_uploaded_and_stays(near_hub, snapshot_of, tmp_path):
+    """Uploads are slower than the run."""
     near_hub.create(hubs.REPO)
     hung = near_hub.fault("commit", "hang", times=None)
-    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), keep=1, squash_every=2, milestone_every=10)
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), keep=1, milestone_every=10)
     for step in range(2, 51, 2):
         uploads.offer(snapshot_of(step), Card(f"# {step}\n"))
         near_hub.wait_for(lambda: hung.hits)
@@ -214,8 +182,8 @@ def test_every_milestone_is_uploaded_and_tagged(near_hub, snapshot_of, tmp_path)
     near_hub.clear_faults()
     assert uploads.flush(60), uploads.status()
     upload(uploads, *map(snapshot_of, range(51, 57)))
-    assert near_hub.count("squash") >= 5
     repo = near_hub.repo(hubs.REPO)
+    assert hubs.steps_at_head(repo) == [10, 20, 30, 40, 50, 56]
     assert list(repo.tags) == [f"step-{step:08d}" for step in (10, 20, 30, 40, 50)]
     assert_refs_whole(near_hub)
     for name in repo.tags:
@@ -238,53 +206,14 @@ def test_a_run_starts_from_a_milestone(near_hub, finished_run, small, tmp_path):
     runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(tmp_path / "new", 30))
 
 
-def test_a_tag_that_the_hub_refuses_delays_no_upload(near_hub, snapshot_of):
-    near_hub.create(hubs.REPO)
-    near_hub.fault("tag", "status", status=403, times=1)
-    uploads = hubs.uploader(milestone_every=1)
-    upload(uploads, snapshot_of(1))
-    (message,) = uploads.messages()
-    assert "step-00000001 of me/run has no tag yet: the Hub refuses (HTTP 403" in message
-    upload(uploads, snapshot_of(2))
-    assert list(near_hub.repo(hubs.REPO).tags) == ["step-00000001", "step-00000002"]
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["status", "lost-answer", "reset"])
-def test_a_tag_that_fails_is_tried_again(near_hub, snapshot_of, kind):
+def test_a_milestone_stays_without_its_tag(near_hub, snapshot_of, kind):
     near_hub.create(hubs.REPO)
-    details = {"status": 503} if kind == "status" else {}
-    near_hub.fault("tag", kind, times=2, **details)
-    uploads = hubs.uploader(milestone_every=1)
-    upload(uploads, snapshot_of(1), snapshot_of(2))
-    repo = near_hub.repo(hubs.REPO)
-    assert repo.tags == dict(zip(("step-00000001", "step-00000002"), repo.commits[1:], strict=True))
-
-
-@pytest.mark.thorough
-def test_a_kill_between_a_milestone_and_its_tag_is_made_good(near_hub, snapshot_of):
-    near_hub.create(hubs.REPO)
-    upload(hubs.uploader(), snapshot_of(10))  # the attempt that was killed
-    tagless = near_hub.repo(hubs.REPO).head
-    seen = Hub(hubs.REPO, 5.0).latest(tagless, Hub(hubs.REPO, 5.0).files(tagless))
-    next_one = hubs.uploader(seen=seen, attempt_id="b", ended=("attempt",), milestone_every=10)
-    upload(next_one, snapshot_of(15))
-    assert near_hub.repo(hubs.REPO).tags == {"step-00000010": tagless}
-
-
-def test_a_tag_moves_only_to_another_snapshot(near_hub, snapshot_of):
-    near_hub.create(hubs.REPO)
-    upload(hubs.uploader(milestone_every=10), snapshot_of(10))
-    repo = near_hub.repo(hubs.REPO)
-    first = repo.tags["step-00000010"]
-    again = hubs.uploader(attempt_id="b", seen=hubs.seen(), milestone_every=10)
-    upload(again, snapshot_of(10))
-    assert repo.head != first
-    assert repo.tags["step-00000010"] == first
-    shutil.rmtree(snapshot_of(10))
-    other = snapshot_of(11).rename(snapshot_of(11).with_name("step-00000010"))
-    upload(hubs.uploader(attempt_id="c", seen=hubs.seen(), milestone_every=10), other)
-    assert repo.tags["step-00000010"] == repo.head
+    near_hub.fault("tag", kind, times=None, **({"status": 403} if kind == "status" else {}))
+    uploads = hubs.uploader(keep=1, milestone_every=2)
+    upload(uploads, *map(snapshot_of, (1, 2, 3, 4, 5)))
+    assert hubs.steps_at_head(near_hub.repo(hubs.REPO)) == [2, 4, 5]
+    assert uploads.messages() == []
 
 
 @pytest.mark.thorough
@@ -298,7 +227,7 @@ def test_milestones_left_behind_are_uploaded_by_the_next(small, tmp_path, hub):
     words[-1] = "hub.flush_seconds=60"
     result = runs.train(*words, "train.max_steps=40", **hub.environment())
     assert result.returncode == 0, result.stderr
-    assert list(hub.repo(hubs.REPO).tags) == [f"step-{step:08d}" for step in (10, 20, 30, 40)]
+    assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10, 20, 30, 40]
 
 
 @pytest.mark.thorough
@@ -318,21 +247,21 @@ def test_the_best_snapshot_is_in_the_repo_without_resending(near_hub, snapshot_o
     upload(uploads, snapshot_of(2), snapshot_of(3), best=best)
     repo = near_hub.repo(hubs.REPO)
     assert near_hub.uploaded.total() - sent == 2  # a xorb for each new snapshot
-    assert repo.read("main", "best/manifest.json") == (best.folder / "manifest.json").read_bytes()
+    assert hubs.steps_at_head(repo) == [1, 3]
     assert hubs.latest(near_hub)["best_step"] == 1
     assert hubs.latest(near_hub)["best_loss"] == 2.0
     assert_refs_whole(near_hub)
     upload(uploads, snapshot_of(4), best=Best(3, 1.5, snapshot_of(3)))
-    assert read_json_of(repo, "best/state.json")["step"] == 3
+    assert hubs.steps_at_head(repo) == [3, 4]
     assert_refs_whole(near_hub)
     # A later attempt that keeps none leaves it there.
-    upload(hubs.uploader(attempt_id="b", seen=hubs.seen()), snapshot_of(5))
-    assert read_json_of(repo, "best/state.json")["step"] == 3
+    upload(hubs.uploader(attempt_id="b", seen=hubs.seen(), keep=1), snapshot_of(5))
+    assert hubs.steps_at_head(repo) == [3, 5]
     assert hubs.latest(near_hub)["best_step"] == 3
     # Another run has another best.
     other = hubs.uploader(run_id="other", attempt_id="c", seen=hubs.seen(), takeover=True)
     upload(other, snapshot_of(6))
-    assert not [path for path in repo.files("main") if path.startswith("best/")]
+    assert hubs.steps_at_head(repo) == [6]
     assert hubs.latest(near_hub)["best_step"] == 0
 
 
@@ -348,7 +277,10 @@ def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, snapshot_of)
     assert hubs.step_of(near_hub) == 3
 
 
-@pytest.mark.parametrize("lost", [{"delete": ["best/"]}, {"loss": float("nan")}, {"loss": -1.0}])
+@pytest.mark.parametrize(
+    "lost",
+    [{"delete": ["snapshots/step-00000001-attempt/"]}, {"loss": float("nan")}, {"loss": -1.0}],
+)
 def test_a_best_snapshot_that_the_repo_has_not_is_none(near_hub, snapshot_of, lost):
     """Or the next best one would have to be better than a loss that no snapshot has."""
     near_hub.create(hubs.REPO)
@@ -362,11 +294,7 @@ def test_a_best_snapshot_that_the_repo_has_not_is_none(near_hub, snapshot_of, lo
     assert (seen.step, seen.best_step, seen.best_loss) == (2, 0, None)
     later = hubs.uploader(attempt_id="b", seen=seen)
     upload(later, snapshot_of(3), best=Best(3, 5.0, snapshot_of(3)))
-    assert read_json_of(near_hub.repo(hubs.REPO), "best/state.json")["step"] == 3
-
-
-def read_json_of(repo, path: str) -> dict:
-    return json.loads(repo.read("main", path))
+    assert hubs.latest(near_hub)["best_step"] == 3
 
 
 @pytest.mark.thorough
@@ -388,10 +316,8 @@ def test_the_best_snapshot_is_the_one_with_the_lowest_loss(small, tmp_path, hub)
         repo = hub.repo(hubs.REPO)
         assert hubs.latest(hub)["best_step"] == best
         assert hubs.latest(hub)["best_loss"] == min(losses)
-        assert read_json_of(repo, "best/state.json")["step"] == best
-        assert f"of step {best}: `AutoModelForCausalLM" in repo.read("main", "README.md").decode()
+        assert best in hubs.steps_at_head(repo)
+        assert f"`snapshots/step-{best:08d}-" in repo.read("main", "README.md").decode()
     assert 5 < best <= 20  # or the test would show little
-    here = tmp_path / "here" / "snapshots" / f"step-{best:08d}"
-    assert repo.read("main", "best/manifest.json") == (here / "manifest.json").read_bytes()
     assert read_json(tmp_path / "here" / "best.json") == {"step": best, "loss": min(losses)}
     assert len(list((tmp_path / "here" / "snapshots").iterdir())) == 3

@@ -61,7 +61,7 @@ def test_faults_hit_the_requests_they_are_scripted_for(hub, client, repo):
     assert statuses(hub, "info", since) == [200, 503, 503, 200]
     assert fault.hits == 2
     hub.fault("*", "status", status=404, times=None)
-    for call in (HEAD, "api.whoami()", "api.super_squash_history(repo)"):
+    for call in (HEAD, "api.whoami()", "api.list_repo_refs(repo)"):
         assert refused(client, call, repo=repo).status == 404
     hub.clear_faults()
     client(HEAD, repo=repo)

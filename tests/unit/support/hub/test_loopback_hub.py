@@ -199,25 +199,6 @@ def test_branches_and_tags(hub, client, repo):
     assert "RevisionNotFoundError" in gone.kinds
 
 
-def test_a_squash_leaves_one_commit_and_the_tests_keep_the_rest(hub, client, repo):
-    old = [hub.repo(repo).head, *(hub.commit_files(repo, {"a": bytes([n])}) for n in range(4))]
-    hub.page_size = 2
-    commits = "[c.commit_id for c in api.list_repo_commits(repo)]"
-    assert client(commits, repo=repo) == old[::-1]
-    client("api.create_tag(repo, tag='kept', revision=oid)", repo=repo, oid=old[1])
-    client("api.super_squash_history(repo, commit_message='One')", repo=repo)
-    found = hub.repo(repo)
-    assert client(commits, repo=repo) == found.commits == [found.head]
-    assert found.head not in old
-    assert found.read("main", "a") == found.read(old[-1], "a")
-    assert found.every_head == [*old, found.head]
-    info = "api.repo_info(repo, revision=oid).sha"
-    for oid in old[:2]:
-        assert client(info, repo=repo, oid=oid) == oid
-    for oid in old[2:]:
-        assert "RevisionNotFoundError" in refused(client, info, repo=repo, oid=oid).kinds
-
-
 def test_a_stale_parent_is_refused_and_of_two_commits_one_wins(hub, client, repo):
     first = hub.repo(repo).head
     commit = (
