@@ -273,7 +273,7 @@ def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, snapshot_of)
     upload(uploads, snapshot_of(2), snapshot_of(3), best=best)
     (message,) = uploads.messages()
     assert "the best snapshot is not uploaded" in message
-    assert hubs.latest(near_hub)["best_step"] == 0
+    assert hubs.seen().best_step == 0
     assert hubs.step_of(near_hub) == 3
 
 
