@@ -275,7 +275,7 @@ def print_storage(config: Config, model: ModelConfig) -> None:
     """Print what snapshots take, in GB, on the disk and on the Hub."""
     layout = layout_for(model)
     layout.freeze(config.optim.freeze)
-    snapshot = snapshot_bytes(layout, config.optim.name, config.saves_only_trained) / 1e9
+    snapshot = snapshot_bytes(layout, config.optim.name) / 1e9
     keep, hub = config.snapshot.keep, config.hub
     print(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "

@@ -196,7 +196,7 @@ def _nearest_heads(model: ModelConfig) -> str:
 
 def _check_what_is_trained(found: Problems) -> None:
     need, config = found.need, found.config
-    model, whole = config.model, config.snapshot.whole
+    model = config.model
     if model.lora_rank is not None:
         named = "needs model.pretrained, the model to add adapters to. Set it as well"
         need(model.pretrained is not None, "model.lora_rank", named)
@@ -207,14 +207,11 @@ def _check_what_is_trained(found: Problems) -> None:
         needs_rank = "applies only to LoRA. Set model.lora_rank, such as 8, as well"
         need(model.lora_alpha is None, "model.lora_alpha", needs_rank)
         need(not model.lora_targets, "model.lora_targets", needs_rank)
-        is_part = model.pretrained is not None and bool(config.optim.freeze)
-        what = "needs model.pretrained, and optim.freeze or model.lora_rank. Leave it out"
-        need(whole or is_part, "snapshot.whole", what)
         is_frozen = model.frozen_dtype == AUTO or bool(config.optim.freeze)
         what = "has no effect: nothing is frozen. Set model.lora_rank or optim.freeze, or leave it"
         need(is_frozen, "model.frozen_dtype", f"{what} out")
-        what = "needs snapshots without frozen weights: model.lora_rank, or snapshot.whole=false"
-        need(model.frozen_dtype != NF4 or not whole, "model.frozen_dtype", what)
+        what = "needs adapters, because snapshots hold other frozen weights. Set model.lora_rank"
+        need(model.frozen_dtype != NF4, "model.frozen_dtype", what)
 
 
 def _check_optimizer(found: Problems) -> None:

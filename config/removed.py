@@ -41,6 +41,9 @@ REMOVED: dict[str, str] = {
     "snapshot.resume=never": (
         "a run resumes what run.dir holds. To start over, move that away, or give another run.name"
     ),
+    "snapshot.whole": (
+        "leave it out: snapshots are whole models. To save less, train adapters (model.lora_rank)"
+    ),
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
     "run.adapt_threads": (
         "leave it out; OMP_NUM_THREADS sets the number of threads, at most one for each core"

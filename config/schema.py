@@ -154,8 +154,6 @@ class SnapshotConfig:
     """Number of newest snapshots to keep on disk, at least 2."""
     keep_best: bool = False
     """Also keep the snapshot with the lowest held-out loss, here and in the store."""
-    whole: bool = True
-    """false: save only trained weights, with model.pretrained as the base; LoRA always does."""
     resume: str = "auto"
     """auto: this run's newest, or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
@@ -234,11 +232,6 @@ class Config:
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     run: RunConfig = field(default_factory=RunConfig)
-
-    @property
-    def saves_only_trained(self) -> bool:
-        """Whether snapshots name a base for the weights that are not trained."""
-        return not self.snapshot.whole or self.model.lora_rank is not None
 
 
 TEXT_KEYS = tuple(

@@ -4,8 +4,8 @@ python -m snapshot list PATH_OR_REPO      list the snapshots, newest first
 python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or the newest of a
                                           repo: hashes, headers, contents, and the logits of the
                                           newest, which transformers must compute as well
-python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a snapshot holds only
-                                                the trained weights (LoRA, snapshot.whole=false)
+python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model: adapters (LoRA), added to
+                                                the weights of their base
 python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a Gradio Space: a page that
                                                               continues texts, or a chat
 python -m snapshot status PATH_OR_REPO    say who trains a run now: attempt, machine, since when,
@@ -29,7 +29,7 @@ from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_model, check_snapshot, frozen_in
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
-from snapshot.disk.model import layout_for, read_reference
+from snapshot.disk.model import layout_for, read_adapters
 from snapshot.disk.shards import kept_in
 from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
 from snapshot.errors import DiskFault, SnapshotError
@@ -167,11 +167,9 @@ def _describe(folder: Path, place: str) -> bool:
         f"model     {shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide, context "
         f"{shape.block_size}, {shape.vocab_size} {token_unit(state.data)}s"
     )
-    if (base := read_reference(folder)) is not None:
-        what = "the trained weights" if base.lora is None else f"LoRA of rank {base.lora.rank}"
-        _show(
-            f"base      {base.name}{f'@{base.commit[:12]}' if base.commit else ''}; here is {what}"
-        )
+    if (adapters := read_adapters(folder)) is not None:
+        at = f"@{adapters.revision[:12]}" if adapters.revision else ""
+        _show(f"base      {adapters.base}{at}; here is LoRA of rank {adapters.lora.rank}")
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}")
     _show(f"optimizer {_kept(shape, state)}")

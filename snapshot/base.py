@@ -1,43 +1,30 @@
 """The model that a run begins from: a repo of the Hub, a folder, or another run's snapshot.
 
 All of it is untrusted input. The small files, configuration and tokenizer, are read first; the
-weights follow when nothing else is wrong. Snapshots that hold only what is trained refer to their
-base: it is kept at the start of the run, and verified when it is read again.
+weights follow when nothing else is wrong. Snapshots of adapters name the base that they need.
 """
 
 from __future__ import annotations
 
-import filecmp
-import os
+import hashlib
 import re
-import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from data.public_names import public_name
+import huggingface_hub  # imports the rest at its first use
+
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from data.tokenizer_files import CHAT_TEMPLATE, GENERATION, MORE_TEMPLATES
 from model.family import ModelConfig
-from model.lora import Lora
-from snapshot.disk.files import (
-    SNAPSHOT_NAME,
-    TEMPORARY_PREFIX,
-    readable,
-    sha256_of,
-    snapshot_folders,
-    snapshots_in,
-    visible,
-)
+from snapshot.disk.files import readable, sha256_of, snapshot_folders, snapshots_in, visible
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
-    BASE,
     CONFIG,
-    WEIGHTS,
-    BaseReference,
+    WHOLE,
+    Adapters,
     layout_for,
     model_config,
     read_config,
@@ -52,25 +39,16 @@ from store.store import BRANCH, PREFIX, RemoteFile, with_retries
 
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""
-SMALL_FILES = (
-    CONFIG,
-    BASE,
-    ADAPTER_CONFIG,
-    *TOKENIZER_FILES,
-    CHAT_TEMPLATE,
-    GENERATION,
-)
+SMALL_FILES = (CONFIG, *TOKENIZER_FILES, CHAT_TEMPLATE, GENERATION)
 TEMPLATE_FILE = re.compile(rf"{MORE_TEMPLATES}/[^/]+\.jinja")
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+"""Files of a whole model that hold weights."""
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
 GGUF = ".gguf"
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """The name of a repo from before the Hub's repos had owners, such as gpt2."""
-OWN_BASE = "base"
-"""In a run's directory: the base of its snapshots."""
-ELSEWHERE = (
-    "A run keeps its base there and changes nothing that it finds: move it away, or give the run "
-    "another run.name."
-)
+SAMPLES, SAMPLE_BYTES = 64, 4096
+"""Of each file with weights, in the digest of a base."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +64,7 @@ class Base:
     repo: Hub | None = None
     commit: str = ""
     weights: tuple[tuple[str, RemoteFile], ...] = ()
-    """Files that hold the weights, if it is known what they must be: always for a repo."""
+    """The files of a repo that hold the weights."""
 
     def config(
         self, dropout: float, activation_checkpointing: bool | str, untied: bool = False
@@ -106,40 +84,21 @@ class Base:
         Without `here` another process of this machine has done it. Raises SnapshotError if they are
         not what they must be, HubError for a failed download.
         """
-        if not here:
+        if not here or self.repo is None:
             return self.folder
         files = dict(self.weights)
-        for again in (False, True) if self.repo is not None else (False,):
-            if self.repo is not None:
-                get = partial(self.repo.download_all, self.commit, files, None, again)
-                with_retries(get)
+        for again in (False, True):
+            get = partial(self.repo.download_all, self.commit, files, None, again)
+            with_retries(get)
             wrong = [name for name, file in files.items() if not self._is_listed(name, file)]
             if not wrong:
                 return self.folder
-        listed = "what the repo lists, even on a retry" if self.repo else "what it was"
-        raise SnapshotError(f"{self.key}: {wrong[0]} is not {listed}.")
+        raise SnapshotError(f"{self.key}: {wrong[0]} is not what the repo lists, even on a retry.")
 
     def _is_listed(self, name: str, file: RemoteFile) -> bool:
         path = self.folder / name
         with readable(path):
             return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
-
-    def reference(
-        self, config: dict[str, Any], lora: Lora | None, is_uploaded: bool
-    ) -> BaseReference:
-        """What a snapshot says of this base, whose weights are there: their hashes, too.
-
-        `config` is the content of its config.json. What `is_uploaded` does not say where a folder
-        lies. Raises SnapshotError for unreadable files.
-        """
-        with readable(self.folder):
-            names = [one.name for one in self.folder.iterdir() if WEIGHTS.fullmatch(one.name)]
-            paths = [self.folder / name for name in sorted(names)]
-            files = {path.name: (path.stat().st_size, sha256_of(path)) for path in paths}
-        if self.repo is None:
-            name = public_name(self.name) if is_uploaded else str(self.folder.absolute())
-            return BaseReference(name, None, files, config, lora)
-        return BaseReference(self.repo.repo_id, self.commit, files, config, lora)
 
 
 def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -> Base:
@@ -202,9 +161,8 @@ def naming(named: str) -> Iterator[None]:
 def _local(named: str, path: Path, with_weights: bool) -> Base:
     if snapshot_folders(snapshots_in(path)) or snapshot_folders(path):
         path = newest_snapshot(path)
-    if with_weights:
-        _refuse_part(named, [file.name for file in path.iterdir()] if path.is_dir() else [])
-    if not (path / CONFIG).is_file() and not (path / BASE).is_file():
+    _refuse_part(named, [file.name for file in path.iterdir()] if path.is_dir() else [])
+    if not (path / CONFIG).is_file():
         what = "it is neither a model nor a run with snapshots"
         raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the path.")
     if with_weights:
@@ -215,11 +173,10 @@ def _local(named: str, path: Path, with_weights: bool) -> Base:
 def _remote(named: str, hub: Hub, revision: str, with_weights: bool) -> Base:
     commit, _ = hub.head(revision)
     files = hub.files(commit)
-    if with_weights:
-        _refuse_part(named, files)
-        if CONFIG in files:
-            _refuse_without_safetensors(named, list(files))
-    folder = _fetch_small(named, hub, commit, files, BASE if BASE in files else CONFIG)
+    _refuse_part(named, files)
+    if with_weights and CONFIG in files:
+        _refuse_without_safetensors(named, list(files))
+    folder = _fetch_small(named, hub, commit, files, CONFIG)
     weights = {name: file for name, file in files.items() if WEIGHTS.fullmatch(name)}
     name = f"{hub.repo_id}@{commit[:12]}"
     return Base(named, name, folder, hub, commit, tuple(weights.items()) if with_weights else ())
@@ -246,15 +203,11 @@ def _fetch_small(
 def _refuse_part(named: str, names: Collection[str]) -> None:
     if CONFIG in names:
         return
-    if BASE in names:
-        raise SnapshotError(
-            f"{named} holds only the trained weights, and not their base. Write a whole model "
-            "with `python -m snapshot merge <name> <folder>`, and name that folder."
-        )
     if ADAPTER_CONFIG in names:
         raise SnapshotError(
-            f"{named} is an adapter and not a model. Merge it into its base with peft's "
-            "merge_and_unload, and name the result."
+            f"{named} holds adapters and not their base. Merge the two, with `python -m snapshot "
+            "merge <name> <folder>` for a run of this project, and with peft's merge_and_unload "
+            "for another, and name the result."
         )
     if packed := sorted(name for name in names if name.endswith(GGUF)):
         value = named.partition("=")[2] or named
@@ -302,95 +255,62 @@ def check_weights(base: Base, config: ModelConfig) -> bool:
         raise SnapshotError(f"{base.key}: {files or 'its weights'}: {error}.") from error
 
 
-def open_reference(
-    base: BaseReference, where: Path, timeout: float, instead: str | None = None
+def open_base_of(
+    adapters: Adapters, digest: str | None, where: Path, timeout: float, instead: str | None = None
 ) -> Base:
-    """The base of the snapshot at `where`, verified. `instead` is a folder that may hold it, too.
+    """The base of the adapters in the snapshot at `where`, whose weights have this digest.
 
-    Raises SnapshotError if it is not there or has changed, HubError if it cannot be downloaded.
+    `instead` is a folder that may hold it, too. The weights of a repo may be left to fetch. Raises
+    SnapshotError if it is not there or another model is, HubError if the Hub cannot be reached.
     """
-    weights = {name: RemoteFile(*entry) for name, entry in base.files.items()}
-    label = base.name if base.commit is None else f"{base.name}@{base.commit[:12]}"
-    key = f"{where} holds only the trained weights. Its base {label}"
-    if base.commit is not None:
-        hub = Hub(base.name, timeout)
-        commit, first = base.commit, next(iter(weights))
+    revision = adapters.revision
+    label = adapters.base if revision is None else f"{adapters.base}@{revision[:12]}"
+    key = f"{where} holds adapters. Their base {label}"
+    other = None
+    for folder in _folders_that_may_hold(adapters, instead):
+        if (folder / CONFIG).is_file():
+            other = folder
+            with suppress(SnapshotError):  # half a download
+                if digest_of(folder) == digest:
+                    return Base(key, label, folder)
+    if revision is not None:
         with naming(key):
-            folder = with_retries(lambda: hub.download(commit, first, None)).parent
-        return Base(key, label, folder, hub, commit, tuple(weights.items()))
-    changed = None
-    for folder in _folders_that_may_hold(base, where, instead):
-        with readable(folder):
-            if not all((folder / name).is_file() for name in weights):
-                continue
-        found = Base(key, label, folder, weights=tuple(weights.items()))
-        try:
-            found.fetch_weights()
-            return replace(found, weights=())
-        except SnapshotError as error:
-            changed = error
-    raise changed or SnapshotError(
-        f"{key} is missing. Name the folder that it is in now: a resume takes "
+            hub = Hub(adapters.base, timeout)
+            return with_retries(lambda: _remote(key, hub, revision, True))
+    fault = "is not there" if other is None else f"is not what is in {other}"
+    raise SnapshotError(
+        f"{key} {fault}. Name the folder that it is in now: a resume takes "
         "model.pretrained=<folder>; sample.py, evaluate.py and snapshot merge --base <folder>."
     )
 
 
-def _folders_that_may_hold(base: BaseReference, where: Path, instead: str | None) -> Iterator[Path]:
+def _folders_that_may_hold(adapters: Adapters, instead: str | None) -> Iterator[Path]:
     if instead is not None:
-        other = Path(instead).expanduser()
-        yield from (other, *snapshot_folders(snapshots_in(other)), *snapshot_folders(other))
-    yield where.parent.parent / OWN_BASE  # the run's directory may have been moved
-    yield Path(base.name)
+        given = Path(instead).expanduser()
+        yield from (given, *snapshot_folders(snapshots_in(given)), *snapshot_folders(given))
+    if adapters.revision is None:
+        yield Path(adapters.base)
+        return
+    cached = huggingface_hub.try_to_load_from_cache(
+        adapters.base, CONFIG, revision=adapters.revision
+    )
+    if isinstance(cached, str):
+        yield Path(cached).parent
 
 
-def keep_base(base: Base, run_dir: Path) -> Base:
-    """Keep the files of a local base in the run's directory, as links that take no space.
+def digest_of(folder: Path) -> str:
+    """A hash of samples of a model's weights, which tells it from any other one in no time.
 
-    The folder may be a snapshot that its run removes. On another file system a snapshot is copied,
-    and any other folder stays where it is. What lies in the run's directory already stays as it is.
-    Raises SnapshotError if that is another model, and OSError.
+    It takes the names and sizes of the files, and parts from all over them: training changes nearly
+    every number. Raises SnapshotError for files that cannot be read.
     """
-    own = run_dir.absolute() / OWN_BASE
-    if base.repo is not None or (own.exists() and own.samefile(base.folder)):
-        return base
-    if own.is_symlink():  # the folder behind it is somebody else's
-        raise SnapshotError(f"{own} is a link, and {base.name} would be kept there. {ELSEWHERE}")
-    found = [*base.folder.iterdir(), *base.folder.glob(f"{MORE_TEMPLATES}/*")]
-    names = [path.relative_to(base.folder).as_posix() for path in found]
-    missing = [
-        name for name in filter(_is_of_model, names) if not _is_kept(base.folder / name, own / name)
-    ]
-    is_new = not own.exists()
-    own.mkdir(parents=True, exist_ok=True)
-    made: list[Path] = []
-    for name in missing:
-        path, kept = base.folder / name, own / name
-        kept.parent.mkdir(exist_ok=True)
-        try:
-            os.link(path.resolve(), kept)
-        except OSError:
-            if SNAPSHOT_NAME.fullmatch(base.folder.name) is None:
-                for one in made:
-                    one.unlink()
-                if is_new:
-                    shutil.rmtree(own)
-                return base
-            copy = own / f"{TEMPORARY_PREFIX}{path.name}"  # a kill must not leave half a model
-            copy.unlink(missing_ok=True)
-            shutil.copyfile(path, copy)
-            copy.rename(kept)
-        made.append(kept)
-    return replace(base, folder=own)
-
-
-def _is_of_model(name: str) -> bool:
-    return name in SMALL_FILES or any(one.fullmatch(name) for one in (WEIGHTS, TEMPLATE_FILE))
-
-
-def _is_kept(path: Path, kept: Path) -> bool:
-    """Whether a file is kept already. Raises SnapshotError if there is another one of its name."""
-    if not os.path.lexists(kept):
-        return False
-    if kept.is_file() and (kept.samefile(path) or filecmp.cmp(kept, path, shallow=False)):
-        return True
-    raise SnapshotError(f"{kept} is not the file of {path.parent}. {ELSEWHERE}")
+    digest = hashlib.sha256()
+    with readable(folder):
+        for path in files_of(folder, WHOLE):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}".encode())
+            with open(path, "rb") as opened:
+                for i in range(SAMPLES):
+                    opened.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+                    digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()

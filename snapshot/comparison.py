@@ -16,7 +16,7 @@ from model.families import build_empty
 from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
-from snapshot.disk.model import layout_for, read_reference
+from snapshot.disk.model import WHOLE, layout_for, prefix_of
 from snapshot.disk.reading import restore_weights
 from snapshot.errors import SnapshotError
 
@@ -59,11 +59,10 @@ def compare_logits(
 
 
 def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
-    if (reference := read_reference(folder)) is not None:
-        held = "adapters (LoRA)" if reference.lora is not None else "the trained weights"
+    if prefix_of(folder) != WHOLE:
         return (
-            f"the snapshot holds only {held}. python -m snapshot merge writes the whole model, "
-            "which transformers loads"
+            "the snapshot holds only adapters (LoRA). python -m snapshot merge writes the whole "
+            "model, which transformers loads"
         )
     if not sizes.in_transformers:
         return f"its config.json names no class of transformers ({sizes.family})"

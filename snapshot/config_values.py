@@ -24,7 +24,6 @@ LEGACY_VALUES = {
     "optim.name": "adamw",
     "optim.schedule": "cosine",
     "optim.decay_fraction": 0.2,
-    "snapshot.whole": True,
 }
 """By key, the value that a snapshot implies which was written before the key existed."""
 

@@ -12,16 +12,16 @@ from data.tokenizer_files import GENERATION
 from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
-from snapshot.base import Base, check_weights, open_base, open_reference
+from snapshot.base import Base, check_weights, open_base, open_base_of
 from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in, visible, write_json
 from snapshot.disk.model import (
     CONFIG,
     WHOLE,
-    BaseReference,
+    Adapters,
     model_config,
     prefix_of,
+    read_adapters,
     read_config,
-    read_reference,
 )
 from snapshot.disk.reading import restore_weights
 from snapshot.disk.shards import shapes_of, shards_of_weights
@@ -36,7 +36,7 @@ from store.repo import Hub
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0
-BASE_HELP = "the folder of the base, for a snapshot that holds only the trained weights"
+BASE_HELP = "the folder of the base, for a snapshot of adapters"
 PIECE_BYTES = 2_000_000_000
 """Bytes of the largest file, as in a snapshot."""
 
@@ -54,10 +54,10 @@ class NamedModel:
     from_hub: bool = False
     """Whether somebody else may have written `state`."""
     base: Base | None = None
-    reference: BaseReference | None = None
-    """Where the weights are that a run did not train, if its snapshot does not hold them."""
+    adapters: Adapters | None = None
+    """What its snapshot holds, if that is not the whole model."""
     base_folder: str | None = None
-    """Where these are now, if `reference` does not lead there."""
+    """Where their base is now, if they do not lead there."""
 
     def load(self) -> LanguageModel:
         """The model with its weights, on the CPU. Raises SnapshotError and HubError."""
@@ -67,25 +67,29 @@ class NamedModel:
             if check_weights(self.base, sizes):
                 sizes = self.base.config(dropout=0.0, activation_checkpointing=False, untied=True)
         base = None
-        if self.reference is not None:  # before a model is built whose sizes nobody has checked
-            base = open_reference(self.reference, self.folder, TIMEOUT_SECONDS, self.base_folder)
+        if self.adapters is not None:  # before a model is built whose sizes nobody has checked
+            base = self._base_of(self.adapters)
             base.fetch_weights()
             check_weights(base, replace(self.sizes, lora=None))
         model = build_empty(sizes)
         if base is not None:
             restore_weights(base.folder, model)
-        restore_weights(self.folder, model, prefix_of(self.reference))
+        restore_weights(self.folder, model, prefix_of(self.folder))
         return model
+
+    def _base_of(self, adapters: Adapters) -> Base:
+        digest = None if self.state is None else self.state.base_digest
+        return open_base_of(adapters, digest, self.folder, TIMEOUT_SECONDS, self.base_folder)
 
 
 def find_model(name: str, base: str | None = None) -> NamedModel:
     """The newest whole snapshot of a run or a repo, a snapshot, or any other model, by its name.
 
-    `base` is the folder of what a run did not train, where its snapshot does not hold it. Raises
-    SnapshotError for what is none of these, and HubError if the Hub cannot be reached.
+    `base` is the folder of the base of adapters. Raises SnapshotError for what is none of these,
+    and HubError if the Hub cannot be reached.
     """
     found = _find(name)
-    if base is not None and found.reference is None:
+    if base is not None and found.adapters is None:
         raise SnapshotError(f"--base {base}: {found.name} holds its own weights. Leave it out.")
     return replace(found, base_folder=base)
 
@@ -119,10 +123,10 @@ def _is_ours(path: Path) -> bool:
 
 
 def _ours(name: str, folder: Path, from_hub: bool) -> NamedModel:
-    sizes, reference = model_config(*read_config(folder)), read_reference(folder)
-    if reference is not None:
-        sizes = replace(sizes, lora=reference.lora)
-    return NamedModel(name, folder, sizes, read_state(folder), from_hub, reference=reference)
+    sizes, adapters = model_config(*read_config(folder)), read_adapters(folder)
+    if adapters is not None:
+        sizes = replace(sizes, lora=adapters.lora)
+    return NamedModel(name, folder, sizes, read_state(folder), from_hub, adapters=adapters)
 
 
 def _other(name: str) -> NamedModel:
@@ -139,7 +143,7 @@ def merge(source: str, folder: Path, base: str | None = None) -> NamedModel:
     the folder cannot be written.
     """
     named = find_model(source, base)
-    if named.reference is None:
+    if named.adapters is None:
         raise SnapshotError(f"{named.name} is whole already: transformers loads it as it is.")
     if os.path.lexists(folder):
         raise SnapshotError(f"{folder} exists. Name a new folder.")
@@ -157,7 +161,7 @@ def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_byt
 
     Adapters are merged into the model. Raises OSError if the folder cannot be written.
     """
-    if named.reference is not None and named.reference.lora is not None:
+    if named.adapters is not None:
         merge_adapters(model)
     shards = shards_of_weights(model.layout(), WHOLE)
     planned = plan_files(shapes_of(shards), WHOLE, piece_bytes)

@@ -15,7 +15,7 @@ from data.public_names import public_name
 from model.family import ModelConfig
 from snapshot.config_values import value_of
 from snapshot.disk.files import folder_name
-from snapshot.disk.model import ADAPTERS, TRAINED, WHOLE, configured_prefix
+from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.kinds import NAMED_REPO
 from store.publish import CURVES
@@ -54,7 +54,7 @@ def card_text(
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
     `speed` is that of the newest steps, `proof` what was checked before the run.
     """
-    unit, prefix = token_unit(state.data), configured_prefix(state.config)
+    unit, has_adapters = token_unit(state.data), trains_adapters(state.config)
     parts = [
         f"---\n{_metadata(repo_id, state, shape).to_yaml()}\n---",
         f"# {_cell(state.config['run']['name'])}",
@@ -72,9 +72,7 @@ def card_text(
             f"`snapshots/{folder_name(best.step)}-...` is the snapshot with the lowest held-out "
             f"loss, {best.loss:.4f} nats per {unit}."
         )
-    if prefix == TRAINED:
-        parts.append(_merge(repo_id))
-    elif prefix == ADAPTERS and _base_model(state) is None:
+    if has_adapters and _base_model(state) is None:
         parts.append("The base is no repo of the Hub, but a folder of the machine that trained it.")
     elif shape.in_transformers:
         parts.append(_generate_text(repo_id, shape, sample, unit))
@@ -85,17 +83,14 @@ def card_text(
 
 
 def _files_at_the_top(state: RunState) -> str:
-    return {
-        WHOLE: "the files at the top are the newest snapshot's weights",
-        ADAPTERS: "the files at the top are the newest snapshot's adapters (LoRA) for the base",
-        TRAINED: "its newest snapshot holds only the weights that are trained",
-    }[configured_prefix(state.config)]
+    what = "adapters (LoRA) for the base" if trains_adapters(state.config) else "weights"
+    return f"the files at the top are the newest snapshot's {what}"
 
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_hub.ModelCardData:
     """The fields that the Hub shows, and filters by."""
     name, unit = _shown_name(state.data["name"]), token_unit(state.data)
-    has_adapters = configured_prefix(state.config) == ADAPTERS
+    has_adapters = trains_adapters(state.config)
     return huggingface_hub.ModelCardData(
         library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
         pipeline_tag="text-generation",
@@ -239,16 +234,6 @@ def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None, unit: s
         "```\n\n"
         f"The model has {knows}a context of {shape.block_size} {unit}s. This project's own "
         f"sampling also generates texts longer than the context: `python sample.py {repo_id}`."
-    )
-
-
-def _merge(repo_id: str) -> str:
-    return (
-        "## A whole model\n\n"
-        "This writes it, from the snapshot and from its base, which `base.json` names:\n\n"
-        "```bash\n"
-        f"python -m snapshot merge {repo_id} merged\n"
-        "```"
     )
 
 

@@ -20,7 +20,7 @@ import huggingface_hub  # imports the rest at its first use
 from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, verify
-from snapshot.disk.model import ADAPTER_CONFIG, BASE, CONFIG
+from snapshot.disk.model import ADAPTER_CONFIG, CONFIG
 from snapshot.errors import SnapshotError
 from store.errors import HubError, HubRefused
 from store.latest import (
@@ -38,7 +38,7 @@ from store.records import replaced_segments
 from store.repo import OWN_FILES, Hub
 from store.store import Policy, RemoteFile, Transfer, Upload
 
-CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
+CONFIGS = (CONFIG, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"
 
 

@@ -23,15 +23,13 @@ from snapshot.config_values import value_of
 from snapshot.disk.files import MANIFEST, count_json_values, names_in, read_json, verify
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
-    BASE,
     CONFIG,
-    TRAINED,
-    configured_prefix,
     layout_for,
     model_config,
     prefix_of,
+    read_adapters,
     read_config,
-    read_reference,
+    trains_adapters,
 )
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import file_by_name, files_of, read_header
@@ -42,8 +40,6 @@ from snapshot.errors import SnapshotError
 LARGEST_TOKENIZER_BYTES = 64 << 20
 MOST_TOKENIZER_VALUES = 2_500_000
 """In a tokenizer.json of subwords; a vocabulary of 262,144 and its merges are 1.8 million."""
-MOST_LAYERS_OF_BASE = 1_000
-"""Of a model whose snapshot does not have a tensor for each."""
 IDS = ("bos_token_id", END_ID, "pad_token_id")
 SWITCHES = ("do_sample",)
 NUMBERS = (
@@ -67,10 +63,9 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
         for key, shape in shapes.items()
     }
     _compare(folder, "optimizer", kept)
-    base = read_reference(folder)
-    own = [CONFIG] if base is None else [BASE, *([ADAPTER_CONFIG] if base.lora else [])]
-    known = {STATE, *own, *TOKENIZER_FILES, GENERATION, MANIFEST}
-    for prefix in (prefix_of(base), "optimizer"):
+    own = ADAPTER_CONFIG if trains_adapters(config) else CONFIG
+    known = {STATE, own, *TOKENIZER_FILES, GENERATION, MANIFEST}
+    for prefix in (prefix_of(folder), "optimizer"):
         known |= {path.name for path in files_of(folder, prefix)} | {
             f"{prefix}.safetensors.index.json"
         }
@@ -79,12 +74,13 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_what_is_saved(folder: Path, config: dict[str, Any]) -> None:
-    """Raise SnapshotError unless all weights, a part or adapters are there, as configured."""
-    base = read_reference(folder)
-    if prefix_of(base) != configured_prefix(config):
+    """Raise SnapshotError unless all weights or adapters are there, as configured."""
+    adapters = read_adapters(folder)
+    if (adapters is not None) != trains_adapters(config):
         raise SnapshotError(f"{folder} holds other weights than its {STATE} says")
-    if base is None or (lora := base.lora) is None:
+    if adapters is None:
         return
+    lora = adapters.lora
     alpha = value_of(config, "model.lora_alpha") or 2 * lora.rank
     if lora.rank != value_of(config, "model.lora_rank") or lora.alpha != alpha:
         raise SnapshotError(f"{folder} has other adapters than its {STATE} says")
@@ -96,27 +92,21 @@ def _check_what_is_saved(folder: Path, config: dict[str, Any]) -> None:
 
 def check_model(folder: Path) -> ModelConfig:
     """As `check_contents`, for the files needed for inference. Returns the model's sizes."""
-    base = read_reference(folder)
+    adapters = read_adapters(folder)
     content, where = read_config(folder)
     config = model_config(content, where)
     if additional := sorted(config.unknown_entries(content)):
         raise SnapshotError(f"{where} has an unknown entry {additional[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
     check_generation(folder)
-    prefix = prefix_of(base)
+    prefix = prefix_of(folder)
     stored = sum(len(read_header(file)) for file in files_of(folder, prefix))
-    # Or building the layers would take as long as its author likes.
-    most = MOST_LAYERS_OF_BASE if prefix == TRAINED else stored
-    if config.n_layer > most:
+    if config.n_layer > stored:  # building the layers would take as long as its author likes
         raise SnapshotError(
             f"{where} has {config.n_layer:,} layers, and the files {stored} tensors"
         )
-    config = replace(config, lora=None if base is None else base.lora)
-    layout = layout_for(config)
-    if prefix == TRAINED:
-        state = read_json(folder / STATE)
-        layout.freeze(frozen_in(state.get("config", {}) if isinstance(state, dict) else {}))
-    _compare(folder, prefix, expected_weights(layout, prefix))
+    config = replace(config, lora=None if adapters is None else adapters.lora)
+    _compare(folder, prefix, expected_weights(layout_for(config), prefix))
     return config
 
 

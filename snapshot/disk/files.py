@@ -10,7 +10,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -220,36 +220,21 @@ def entries_in(manifest: Any, name: str) -> dict[str, tuple[int, str]]:
         raise fault
     if manifest["format"] != MANIFEST_FORMAT:
         raise fault
-    return listed_files(manifest.get("files"), FILE_NAME, name, fault)
-
-
-def listed_files(
-    listed: Any, names: re.Pattern[str], where: str, fault: SnapshotError
-) -> dict[str, tuple[int, str]]:
-    """Size and sha256 by file name, from a list like a manifest's; its `names` match a pattern.
-
-    Raises `fault` for any other list, and SnapshotError that says `where` for another name.
-    """
-    if not isinstance(listed, list):
+    if not isinstance(manifest.get("files"), list):
         raise fault
     entries: dict[str, tuple[int, str]] = {}
-    for entry in listed:
+    for entry in manifest["files"]:
         if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
             raise fault
         path, size, digest = entry["path"], entry["size"], entry["sha256"]
-        if not isinstance(path, str) or names.fullmatch(path) is None or path in entries:
-            raise SnapshotError(f"{where} names a file that no snapshot has: {path!r}")
+        if not isinstance(path, str) or FILE_NAME.fullmatch(path) is None or path in entries:
+            raise SnapshotError(f"{name} names a file that no snapshot has: {path!r}")
         if type(size) is not int or size < 0 or path == MANIFEST:
             raise fault
         if not isinstance(digest, str) or DIGEST.fullmatch(digest) is None:
             raise fault
         entries[path] = (size, digest)
     return entries
-
-
-def list_files(entries: Mapping[str, tuple[int, str]]) -> list[dict[str, Any]]:
-    """The list that `listed_files` reads."""
-    return [{"path": path, "size": n, "sha256": digest} for path, (n, digest) in entries.items()]
 
 
 def manifest_sha256(folder: Path) -> str:

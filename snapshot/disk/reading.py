@@ -21,7 +21,7 @@ from model.sharded import cut_like, local_part, pieces_of, whole_shape
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.files import parse_json, read_json
-from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of, read_reference
+from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of
 from snapshot.disk.shards import kept_in
 from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import METADATA, MOST_TENSORS
@@ -245,22 +245,21 @@ def _are_equal(reader: TensorReader, one: str, other: str) -> bool:
 def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     """Load the weights and the state of the same optimizer of a verified snapshot, bit for bit.
 
-    Every process must call this; it reads only its own slices, without a collective. A snapshot
-    with a base needs a model that has the weights of the base. Raises SnapshotError if a tensor is
-    missing or has another shape.
+    Every process must call this; it reads only its own slices, without a collective. Adapters
+    need a model that has the weights of their base. Raises SnapshotError if a tensor is missing or
+    has another shape.
     """
     layout = model.layout()
-    restore_weights(folder, model, prefix_of(read_reference(folder)))
+    restore_weights(folder, model, prefix_of(folder))
     restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "optim.name"))
 
 
 @torch.no_grad()
 def restore_weights(folder: Path, model: LanguageModel, prefix: str = WHOLE) -> None:
-    """Load the weights alone, from a snapshot or from a model of the Hub.
+    """Load the weights alone, from a snapshot or from a model of the Hub, or adapters alone.
 
-    Every process must call this; it reads only its own slices, without a collective. If the files
-    of this prefix hold a part of the weights, the others stay as they are. Raises SnapshotError if
-    a tensor is missing or has another shape.
+    Every process must call this; it reads only its own slices, without a collective. Raises
+    SnapshotError if a tensor is missing or has another shape.
     """
     layout = model.layout()
     with TensorReader(folder, prefix) as reader:
@@ -275,7 +274,7 @@ def restore_weights(folder: Path, model: LanguageModel, prefix: str = WHOLE) -> 
                 read_packed(packed[name], shape, reader, stored[name])
             elif name in stored:
                 read_into(parameter, reader, stored[name])
-            elif prefix == WHOLE:
+            else:
                 raise SnapshotError(f"{folder} does not hold {name}")
 
 

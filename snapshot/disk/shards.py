@@ -24,7 +24,7 @@ from model.sharded import (
     writes_shard,
 )
 from optim.optimizers import Kept, OptimizerError, kept_by
-from snapshot.disk.model import ADAPTERS, TRAINED
+from snapshot.disk.model import ADAPTERS
 from snapshot.disk.tensor_files import Slices, TensorFiles
 from snapshot.errors import SnapshotError, Unresumable
 
@@ -91,9 +91,6 @@ def written_as(layout: Layout, prefix: str) -> list[Written]:
     if prefix == ADAPTERS:
         shapes = {name: whole_shape(one) for name, one in layout.adapters().items()}
         return [Written((name,), {name: shape}) for name, shape in shapes.items()]
-    if prefix == TRAINED:
-        trained = layout.trained()
-        return [one for one in layout.written() if not trained.keys().isdisjoint(one.parameters)]
     return layout.written()
 
 
@@ -128,10 +125,10 @@ def moment_counts(layout: Layout, optimizer: str) -> dict[str, int]:
     return {name: [*of.values()].count(shapes[name]) for name, of in kept.items()}
 
 
-def snapshot_bytes(layout: Layout, optimizer: str, only_trained: bool) -> int:
-    """Bytes of a snapshot's tensors: all weights, or those that are trained, and moments."""
+def snapshot_bytes(layout: Layout, optimizer: str) -> int:
+    """Bytes of a snapshot's tensors: all weights, or the adapters alone, and moments."""
     trained, moments = layout.trained(), moment_counts(layout, optimizer)
-    weights = trained if only_trained else layout.parameters()
+    weights = layout.adapters() or layout.parameters()
     numbers = sum(numbers_in(one) for one in weights.values())
     numbers += sum(moments[name] * numbers_in(one) for name, one in trained.items())
     return FLOAT_BYTES * numbers

@@ -60,6 +60,10 @@ class RunState:
     """How frozen weights are kept; None where all are trained."""
     base: str | None = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
+    base_config: dict[str, Any] | None = None
+    """Its config.json, of a run that trains adapters; other snapshots have a config.json."""
+    base_digest: str | None = None
+    """`snapshot.base.digest_of` its weights, of a run that trains adapters."""
     stream: list[dict[str, Any]] | None = None
     """Of each source of a streamed text: source, revision, epoch, window, row, token, blocks."""
 

@@ -20,13 +20,12 @@ from snapshot.disk.files import (
     MANIFEST_FORMAT,
     ReadFile,
     folder_name,
-    list_files,
     names_in,
     read_plain,
     temporary_name,
     write_json,
 )
-from snapshot.disk.model import ADAPTERS, CONFIG, BaseReference, prefix_of
+from snapshot.disk.model import ADAPTERS, CONFIG, WHOLE, Adapters
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.peers import HASHED, WRITTEN, Peers, Progress, files_by_rank
 from snapshot.disk.pruning import make_way
@@ -65,13 +64,13 @@ def begin_snapshot(
     model: LanguageModel,
     optimizer: Optimizer,
     save_rest: Callable[[Path], None],
-    base: BaseReference | None = None,
+    adapters: Adapters | None = None,
     end_of_text: int | None = None,
 ) -> PendingSnapshot:
     """Begin the snapshot after `state.step`; `write` of what it returns completes it.
 
     Every process must call this, with its unwrapped model, and `write`. The main process calls
-    `save_rest(folder)` for additional files. With `base`, only what is trained is written.
+    `save_rest(folder)` for additional files. With `adapters`, they alone are written.
     transformers stops a model of our own at `end_of_text`. `write` calls no collective, so it can
     run in a background thread during the next steps. Neither weights nor optimizer may change
     before `shards.release()` of what it returns.
@@ -81,7 +80,7 @@ def begin_snapshot(
     optimizer keeps something else than a reader expects. Earlier snapshots then remain.
     """
     reshard(model)
-    layout, prefix = model.layout(), prefix_of(base)
+    layout, prefix = model.layout(), WHOLE if adapters is None else ADAPTERS
     weights = shards_of_weights(layout, prefix)
     moments = shards_of_moments(layout, optimizer, value_of(state.config, "optim.name"))
     most = sys.maxsize if prefix == ADAPTERS else to.piece_bytes  # peft reads a single file
@@ -93,8 +92,8 @@ def begin_snapshot(
 
     def write_rest(folder: Path) -> None:
         save_rest(folder)
-        if base is not None:
-            base.write(folder)
+        if adapters is not None:
+            adapters.write(folder)
         else:
             write_json(folder / CONFIG, model.config.config_json(end_of_text))
         write_json(folder / STATE, {**content, "versions": versions()})
@@ -273,11 +272,12 @@ def _sound_sha256(path: Path, read: ReadFile) -> str:
 
 
 def _write_manifest(folder: Path, read: ReadFile, digests: Mapping[str, str]) -> None:
-    entries = {}
+    files = []
     for name in sorted(names_in(folder)):
         path = folder / name
-        entries[name] = (path.stat().st_size, digests.get(name) or _sound_sha256(path, read))
-    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": list_files(entries)})
+        digest = digests.get(name) or _sound_sha256(path, read)
+        files.append({"path": name, "size": path.stat().st_size, "sha256": digest})
+    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
 
 
 def _flush(folder: Path) -> None:

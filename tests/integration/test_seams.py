@@ -14,7 +14,6 @@ from config.help import PRESETS
 from config.schema import ConfigError, OptimConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, MLP, GPTConfig
-from model.lora import Lora
 from optim.optimizers import OPTIMIZERS, decayed_groups, refusal
 from optim.schedules import SCHEDULES, Schedule
 from planning.allocation_log import KINDS
@@ -24,7 +23,7 @@ from snapshot.__main__ import main
 from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.files import read_json
-from snapshot.disk.model import BaseReference, model_config
+from snapshot.disk.model import ADAPTERS, model_config
 from snapshot.disk.numbers import refuse_other_counts
 from snapshot.disk.reading import restore
 from snapshot.disk.shards import snapshot_bytes
@@ -121,7 +120,7 @@ def test_plans_count_what_every_optimizer_keeps(monkeypatch, name):
     kept = [one for state in optimizer.state.values() for one in state.values()]
     weights = sum(one.nbytes for one in model.parameters())
     moments = sum(one.nbytes for one in kept if one.dim())
-    assert snapshot_bytes(model.layout(), name, False) == weights + moments
+    assert snapshot_bytes(model.layout(), name) == weights + moments
     traced = traced_phases(SIZES, 1, Shape("cpu", "no", optimizer=name)).log.totals()
     assert traced[:, KINDS.index("optimizer")].max() == sum(one.nbytes for one in kept)
 
@@ -530,6 +529,5 @@ def test_verify_says_where_it_could_not_compare(monkeypatch, saved):
         large.setattr(comparison, "ROOM", 1e12)
         assert "GB of memory, and " in compare_logits(saved, SIZES)
     with monkeypatch.context() as part:
-        reference = BaseReference("a/base", None, {}, {}, Lora(1, 2))
-        part.setattr(comparison, "read_reference", lambda folder: reference)
+        part.setattr(comparison, "prefix_of", lambda folder: ADAPTERS)
         assert "the snapshot holds only adapters (LoRA)" in compare_logits(saved, SIZES)

@@ -1,4 +1,4 @@
-"""LoRA, and snapshots that hold only what is trained: each promise holds, and the base is known."""
+"""LoRA, whose snapshots hold the adapters alone: each promise holds, and the base is known."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from config.checks import problems
 from config.schema import Config
 from model.lora import Lora, LoraError
 from sealed import seal
-from snapshot.base import open_reference
+from snapshot.base import open_base_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import read_json
-from snapshot.disk.model import read_reference
+from snapshot.disk.model import read_adapters
+from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
-FROZEN = ('optim.freeze=["*.wte.*","*.wpe.*","*.h.0.*"]', "optim.learning_rate=0.001")
-PART = (*FROZEN, "snapshot.whole=false")
 SHAPES = {
     "DDP-2": ("ddp_cpu.yaml", 2),
     "FSDP-2": ("fsdp_cpu.yaml", 2),
@@ -94,12 +93,13 @@ def test_a_snapshot_of_adapters_computes_the_same_elsewhere(trained, family, tmp
     assert runs.losses(run_dir)[-1] < runs.losses(run_dir)[0]
     place = runs.snapshot(run_dir, 20)
     names = {path.name for path in place.iterdir()}
-    assert {"adapter_model.safetensors", "adapter_config.json", "base.json"} < names
+    assert {"adapter_model.safetensors", "adapter_config.json"} < names
     assert not names & {"model.safetensors", "config.json"}
     assert all(".lora_" in name for name in runs.tensors(place))
     ids = torch.randint(20, (2, 12), generator=torch.Generator().manual_seed(1))
     found = ours(place, ids)
-    base = find_model(read_json(place / "base.json")["name"]).load().eval()
+    named = read_json(place / "adapter_config.json")["base_model_name_or_path"]
+    base = find_model(named).load().eval()
     with torch.no_grad():
         assert (found - base(ids)).abs().max() > 1e-3  # it has learned something
     assert (theirs(place, ids) - found).abs().max() < 1e-5
@@ -108,22 +108,13 @@ def test_a_snapshot_of_adapters_computes_the_same_elsewhere(trained, family, tmp
     assert (ours(whole, ids) - found).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("family", "more"),
-    [
-        ("own", LORA),
-        pytest.param("llama", LORA, marks=pytest.mark.slow),
-        pytest.param("own", PART, marks=pytest.mark.thorough),
-    ],
-    ids=["own", "llama", "part"],
-)
-def test_resumed_the_bits_are_those_of_an_uninterrupted_run(small, bases, trained, family, more):
-    """Also with a base that lies elsewhere now."""
-    run_dir = trained(family, more)
+@pytest.mark.parametrize("family", ["own", pytest.param("llama", marks=pytest.mark.slow)])
+def test_resumed_the_bits_are_those_of_an_uninterrupted_run(small, bases, trained, family):
+    run_dir = trained(family)
     cut = run_dir.parent / "cut"
     shutil.copytree(run_dir, cut)
     shutil.rmtree(runs.snapshot(cut, 20))
-    again = words(small, bases[family], *more, f"run.dir={cut}")
+    again = words(small, bases[family], *LORA, f"run.dir={cut}")
     result = runs.train(*again)
     assert result.returncode == 0, result.stderr
     assert "step-00000010, the newest of this run" in result.stdout
@@ -170,46 +161,26 @@ def test_a_16_bit_base_gives_the_bits_of_a_float32_one(small, llama, tmp_path, s
 
 
 @pytest.mark.thorough
-def test_a_part_and_its_base_are_what_a_whole_snapshot_holds(trained, tmp_path):
-    """Without the frozen parameters, in files that nothing takes for a whole model."""
-    whole, part = (runs.snapshot(trained("own", more), 20) for more in (FROZEN, PART))
-    assert (part / "trained.safetensors").exists()
-    expected, held = runs.tensors(whole), runs.tensors(part)
-    assert held
-    assert all(expected[name].equal(tensor) for name, tensor in held.items())
-    missing = {name for name in expected if name not in held}
-    assert all(".wte." in name or ".wpe." in name or ".h.0." in name for name in missing)
-    assert missing
-    with pytest.raises(ValueError, match=r"config\.json"):
-        AutoModelForCausalLM.from_pretrained(part)
-    folder = merged(part, tmp_path / "whole")
-    weights = runs.tensors(folder)
-    assert weights
-    assert all(expected[name].equal(tensor) for name, tensor in weights.items())
-    assert read_json(folder / "config.json") == read_json(whole / "config.json")
-
-
-@pytest.mark.thorough
-def test_a_base_is_compared_by_hash_wherever_it_is(trained, llama, tmp_path):
-    place = runs.snapshot(trained("llama"), 20)
-    reference = read_reference(place)
-    assert reference.lora == Lora(4, 8, reference.lora.targets, 0.1)
-    assert reference.lora.targets[-1] == "v_proj"
+def test_a_base_is_known_by_its_weights_wherever_it_is(trained, llama, tmp_path):
+    place = tmp_path / "step-00000020"
+    shutil.copytree(runs.snapshot(trained("llama"), 20), place)
+    adapters, digest = read_adapters(place), read_state(place).base_digest
+    assert adapters.lora == Lora(4, 8, adapters.lora.targets, 0.1)
+    assert adapters.lora.targets[-1] == "v_proj"
+    assert open_base_of(adapters, digest, place, 1.0).folder == llama
     moved = shutil.copytree(llama, tmp_path / "moved")
-    assert open_reference(reference, place, 1.0, str(moved)).folder == moved
-    own = place.parent.parent / "base"
-    assert open_reference(reference, place, 1.0).folder == own
-    assert (own / "model.safetensors").samefile(llama / "model.safetensors")
-    aside = own.rename(tmp_path / "aside")
-    with pytest.raises(SnapshotError, match=r"Its base .* is missing. .* --base <folder>"):
+    assert open_base_of(adapters, digest, place, 1.0, str(moved)).folder == moved
+    gone = read_json(place / "adapter_config.json") | {"base_model_name_or_path": "gone"}
+    (place / "adapter_config.json").write_text(json.dumps(gone))
+    seal(place)
+    with pytest.raises(SnapshotError, match=r"base gone is not there. .* --base <folder>"):
         find_model(str(place)).load()
     assert find_model(str(place), str(moved)).load() is not None
     with open(moved / "model.safetensors", "r+b") as opened:
         opened.seek(-1, 2)
         opened.write(b"!")
-    with pytest.raises(SnapshotError, match=r"model.safetensors is not what it was"):
-        open_reference(reference, place, 1.0, str(moved))
-    aside.rename(own)
+    with pytest.raises(SnapshotError, match=r"base gone is not what is in .*moved"):
+        find_model(str(place), str(moved)).load()
 
 
 @pytest.mark.thorough
@@ -229,36 +200,32 @@ def test_a_run_of_adapters_resumes_from_its_repo_and_base(small, llama, hub, tmp
     assert result.returncode == 0, result.stderr
     assert f"fetched from {hubs.REPO}@" in result.stdout
     place = runs.snapshot(tmp_path / "run", 20)
-    assert read_reference(place).commit == commit
+    assert read_adapters(place).revision == commit
     alone = runs.train(*words(small, llama, *constant, f"run.dir={tmp_path / 'alone'}"))
     assert alone.returncode == 0, alone.stderr
     runs.assert_same_bits(runs.snapshot(tmp_path / "alone", 20), place)
     repo = hub.repo(hubs.REPO)
     files = repo.files(repo.head)
     assert "library_name: peft" in repo.read(repo.head, "README.md").decode()
-    assert {"adapter_model.safetensors", "adapter_config.json", "base.json"} < set(files)
+    assert {"adapter_model.safetensors", "adapter_config.json"} < set(files)
     assert "config.json" not in files
     result = runs.run(runs.command(hubs.REPO, "--length", "9", script="sample.py"), **there)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.thorough
-def test_a_part_is_not_taken_for_a_model(small, trained, tmp_path):
+def test_adapters_are_not_taken_for_a_model(small, trained, tmp_path):
     begun = words(small, trained("own"), f"run.dir={tmp_path / 'run'}")
     result = runs.train(*begun)
     assert result.returncode == 2
-    assert "holds only the trained weights, and not their base" in result.stderr
+    assert "holds adapters and not their base" in result.stderr
 
 
 WRONG = {
-    "a base outside": ("base.json", lambda content: content.update(commit="main")),
-    "a file that is none": (
-        "base.json",
-        lambda content: content["files"][0].update(path="../model.safetensors"),
-    ),
-    "no file": ("base.json", lambda content: content.update(files=[])),
-    "another width": ("base.json", lambda content: content["config"].update(n_embd=36)),
-    "code": ("base.json", lambda content: content["config"].update(auto_map={"x": "y"})),
+    "a base outside": ("adapter_config.json", lambda content: content.update(revision="main")),
+    "another width": ("state.json", lambda content: content["base_config"].update(n_embd=36)),
+    "no width": ("state.json", lambda content: content.update(base_config=None)),
+    "code": ("state.json", lambda content: content["base_config"].update(auto_map={"x": "y"})),
     "another rank": ("adapter_config.json", lambda content: content.update(r=5)),
     "a rank of 0": ("adapter_config.json", lambda content: content.update(r=0)),
     "another layer": (
@@ -288,12 +255,15 @@ WRONG |= {
     "a run with other adapters": says("model.lora_rank", 8),
     "a run with a larger alpha": says("model.lora_alpha", 80),
     "a run with adapters elsewhere": says("model.lora_targets", ["c_fc"]),
-    "a name that is no path": ("base.json", lambda content: content.update(name="x" * 5000)),
+    "a name that is no path": (
+        "adapter_config.json",
+        lambda content: content.update(base_model_name_or_path="x" * 5000),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_hostile_part_is_refused(trained, tmp_path, case):
+def test_hostile_adapters_are_refused(trained, tmp_path, case):
     place = tmp_path / "step-00000020"
     shutil.copytree(runs.snapshot(trained("own"), 20), place)
     check_snapshot(place)
@@ -321,6 +291,3 @@ def test_keys_that_contradict_each_other_are_refused():
     assert "only adapters are trained" in problems(config)[0]
     config.model.lora_rank, config.model.lora_alpha = None, 8
     assert "model.lora_alpha=8 applies only to LoRA" in problems(config)[0]
-    config.model.lora_alpha, config.optim.freeze = None, []
-    config.snapshot.whole = False
-    assert "snapshot.whole=false needs model.pretrained" in problems(config)[0]

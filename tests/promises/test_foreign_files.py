@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -15,23 +13,13 @@ from config.compose import load_config
 from config.schema import ConfigError
 from small_snapshots import trained, write
 from snapshot.__main__ import main
-from snapshot.base import Base, keep_base
 from snapshot.disk.files import verify
 from snapshot.disk.pruning import prune
-from snapshot.errors import SnapshotError
 from tracing.session import load_traced_config
 from training.run.run_dir import RunLock
 from training.run.start import lock_run_dir
 
 WEIGHTS = "model.safetensors"
-
-
-def model_in(folder: Path, content: str = "the user's only copy") -> Base:
-    """A model of the user's, with a file that is no part of it."""
-    folder.mkdir(parents=True)
-    for name in (WEIGHTS, "config.json", "notes.txt"):
-        (folder / name).write_text(f"{name}: {content}")
-    return Base("model.pretrained", str(folder), folder)
 
 
 def everything_in(folder: Path) -> dict[str, str]:
@@ -41,64 +29,6 @@ def everything_in(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-@pytest.fixture
-def no_links(monkeypatch):
-    """As between two file systems."""
-
-    def link(*_):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-    monkeypatch.setattr(os, "link", link)
-
-
-def test_a_base_in_the_runs_directory_stays_as_it_is(tmp_path):
-    base = model_in(tmp_path / "run" / "base")
-    before = everything_in(tmp_path / "run")
-    assert keep_base(base, tmp_path / "run").folder == base.folder
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "base").symlink_to(base.folder)
-    assert keep_base(base, tmp_path / "other").folder == base.folder
-    assert everything_in(tmp_path / "run") == before
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_another_model_in_the_run_s_directory_stays(tmp_path, linked):
-    run_dir, base = tmp_path / "run", model_in(tmp_path / "named")
-    place = model_in(tmp_path / "other" if linked else run_dir / "base", "another").folder
-    run_dir.mkdir(exist_ok=True)
-    if linked:
-        (run_dir / "base").symlink_to(place)
-    before = everything_in(tmp_path)
-    with pytest.raises(SnapshotError, match="move it away, or give the run another"):
-        keep_base(base, run_dir)
-    assert everything_in(tmp_path) == before
-
-
-def test_a_base_that_cannot_be_linked_stays_with_all_beside_it(tmp_path, no_links):
-    run_dir, base = tmp_path / "run", model_in(tmp_path / "named")
-    assert keep_base(base, run_dir) == base
-    assert list(run_dir.iterdir()) == []
-    (run_dir / "base").mkdir()
-    (run_dir / "base" / "notes.txt").write_text("the user's")
-    before = everything_in(tmp_path)
-    assert keep_base(base, run_dir) == base
-    assert everything_in(tmp_path) == before
-
-
-def test_a_copied_base_is_whole_or_absent_and_kept_once(tmp_path, no_links, monkeypatch):
-    run_dir, base = tmp_path / "run", model_in(tmp_path / "step-00000010")
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.copyfile", lambda _, to: Path(to).write_text("hal"))
-        patch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):  # where a kill -9 may come, too
-            keep_base(base, run_dir)
-    for _ in range(2):
-        kept = keep_base(base, run_dir).folder
-        assert kept == run_dir / "base"
-        assert {path.name for path in kept.iterdir()} == {WEIGHTS, "config.json"}
-        assert (kept / WEIGHTS).read_text() == (base.folder / WEIGHTS).read_text()
 
 
 OVERWRITTEN = [
@@ -149,14 +79,13 @@ def test_a_run_starts_in_no_foreign_folder(small, tmp_path):
 
 
 def test_what_a_run_has_left_at_any_moment_is_its_own(finished_run, tmp_path):
-    """Also runs of older versions, which were killed early, or copied in part."""
+    """Also one that was killed early, or copied in part."""
     begun = tmp_path / "begun"  # as a start that is killed leaves it
     (begun / "snapshots" / ".download").mkdir(parents=True)
     for name in (".lock", "events.jsonl", "metrics.jsonl", "config.yaml"):
         put(begun / name, "")
     put(begun / "exit_code", "2\n")
     put(begun / "logs" / "machine-0.log")
-    put(begun / "base" / WEIGHTS)
     for kept in ("config.yaml", "metrics.jsonl", "events.jsonl", "snapshots"):
         part = tmp_path / kept
         part.mkdir()

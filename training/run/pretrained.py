@@ -29,16 +29,17 @@ from model.frozen import (
     keep_frozen,
     refuse_without_kernels,
 )
+from model.gpt import GPT2
 from model.lora import Lora, LoraError, add_adapters
-from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
+from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
 from snapshot.disk.checking import generation_of
 from snapshot.disk.model import (
     WHOLE,
-    BaseReference,
+    Adapters,
     check_described,
     layout_for,
     model_errors,
-    read_reference,
+    read_adapters,
 )
 from snapshot.disk.reading import TensorReader, restore, restore_weights
 from snapshot.disk.state import RunState
@@ -132,8 +133,8 @@ class PretrainedModel:
 
     def __init__(self, accelerator: Accelerator, config: Config, base: Base) -> None:
         self.base = base
-        self.reference: BaseReference | None = None
-        """What snapshots say of the base, if they hold only what is trained."""
+        self.adapters: Adapters | None = None
+        """What snapshots say of the base, if they hold adapters."""
         self.is_untied = False
         """Whether the base's weights have an output layer that its config.json ties away."""
         self.stored_as = FLOAT32
@@ -142,6 +143,8 @@ class PretrainedModel:
         self.has_weights = config.model.pretrained is not None
         self._weights: Path | None = None
         self._lora: Lora | None = None
+        self._base_config: dict[str, Any] | None = None
+        self._base_digest: str | None = None
 
     def build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         """Build the model of `base`, or that of the snapshot which the run resumes from.
@@ -180,8 +183,11 @@ class PretrainedModel:
         if start.folder is None and not self.has_weights and model.new_weights is not None:
             with model_errors(f"{base.key} "):
                 model.new_weights.refuse_incomplete()
-        if self._config.saves_only_trained:
-            self._refer_to_base(start, model)
+        if self._lora is not None:
+            if start.folder is None or start.state is None:
+                self.adapters = self._name_base(self._lora, model)
+            else:
+                self.adapters = self._find_base(self._lora, start.folder, start.state)
         if (weights := self._weights) is not None:
             self.stored_as = decided_by_main(accelerator, lambda: _dtype_in(weights))
         return model
@@ -191,43 +197,38 @@ class PretrainedModel:
             self._lora = lora.of(model.blocks)
             add_adapters(model.named, model.blocks, self._lora)
 
-    def _refer_to_base(self, start: Start, model: LanguageModel) -> None:
-        """Find the base of a run that saves only what it trains."""
-        accelerator, keys, lora = self._accelerator, self._config.model, self._lora
-        if start.folder is None:
-            content, run_dir = model.config.config_json(), Path(self._config.run.dir)
+    def _name_base(self, lora: Lora, model: LanguageModel) -> Adapters:
+        """What the snapshots of a new run say of the base that it trains adapters around."""
+        folder, repo, content = self.base.folder, self.base.repo, model.config.config_json()
+        self._base_config = content
+        self._base_digest = run_on_main(self._accelerator, lambda: digest_of(folder))
+        name = self._name_of(folder) if repo is None else repo.repo_id
+        commit = None if repo is None else self.base.commit
+        return Adapters(lora, name, commit, content.get("model_type") == GPT2)
 
-            def refer() -> BaseReference:
-                return keep_base(self.base, run_dir).reference(content, lora, self._is_uploaded)
+    def _find_base(self, lora: Lora, place: Path, state: RunState) -> Adapters:
+        """Find the base of the adapters in a snapshot, whose weights `load` reads."""
+        held, here = read_adapters(place), self._accelerator.is_local_main_process
+        assert held is not None, "check_snapshot has found them"
+        self._base_config, self._base_digest = state.base_config, state.base_digest
+        timeout, instead = self._config.hub.timeout_seconds, self._config.model.pretrained
 
-            made = run_on_main(accelerator, refer)
-            # What the other processes need of it is which files they help to write.
-            self.reference = made or BaseReference("", None, {}, content, lora)
-            return
-        place, here = start.folder, accelerator.is_local_main_process
-        reference = read_reference(place)
-        assert reference is not None, "check_snapshot has found it"
-        timeout = self._config.hub.timeout_seconds
+        def find() -> Path:
+            found = open_base_of(held, state.base_digest, place, timeout, instead)
+            return found.fetch_weights(here)
 
-        def find() -> Base:
-            found = open_reference(reference, place, timeout, keys.pretrained)
-            found.fetch_weights(here)
-            return found
+        self._weights = local_main_first(self._accelerator, find)
+        name = held.base if held.revision is not None else self._name_of(self._weights)
+        return replace(held, lora=lora, base=name)
 
-        found = local_main_first(accelerator, find)
-        self._weights = found.folder
-        name = reference.name
-        if found.repo is None:
-            if self._is_uploaded:  # its snapshots do not say where it is
-                run_on_main(self._accelerator, lambda: keep_base(found, Path(self._config.run.dir)))
-            own = str(found.folder.absolute())
-            name = public_name(name) if self._is_uploaded else own
-        self.reference = replace(reference, name=name, lora=lora)
+    def _name_of(self, folder: Path) -> str:
+        """A base's folder as snapshots name it; others may read those that are uploaded."""
+        path = str(folder.absolute())
+        return path if self._config.hub.store_url is None else public_name(path)
 
-    @property
-    def _is_uploaded(self) -> bool:
-        """Whether others may read the run's snapshots, which then say no folder of this machine."""
-        return self._config.hub.store_url is not None
+    def note_base(self, state: RunState) -> None:
+        """Have the run's state say what the base of its adapters is."""
+        state.base_config, state.base_digest = self._base_config, self._base_digest
 
     def load(self, model: LanguageModel) -> bool:
         """Read the base's weights into a prepared model, if they are needed, and say so.

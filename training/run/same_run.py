@@ -8,6 +8,7 @@ from typing import Any
 from data.public_names import public_config
 from model.frozen import AUTO, FLOAT32
 from snapshot.config_values import as_argument, value_of
+from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState
 from snapshot.errors import OtherRun
 
@@ -27,7 +28,6 @@ MUST_MATCH = (
     "model.lora_targets",
     "optim.freeze",
     "optim.name",
-    "snapshot.whole",
     "train.global_batch_size",
     "train.seed",
 )
@@ -44,10 +44,9 @@ def refuse_other_run(
     needs nothing but the state: before the rest of a snapshot is downloaded.
     """
     state = replace(state, config=public_config(state.config))
-    part = value_of(state.config, "model.lora_rank") or not value_of(state.config, "snapshot.whole")
-    # A part lacks the base's weights but has their hashes, which are checked when the base is
-    # opened. So the base may lie in another place now.
-    checked = {"model.pretrained"} if part else set()
+    # The state has a digest of the base of adapters, which is checked when that is opened. So it
+    # may lie in another place now.
+    checked = {"model.pretrained"} if trains_adapters(state.config) else set()
     differences = [
         f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
         for key in MUST_MATCH

@@ -20,7 +20,7 @@ from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard, writes_shard
 from snapshot.disk.files import snapshots_in, write_json
-from snapshot.disk.model import BaseReference
+from snapshot.disk.model import Adapters
 from snapshot.disk.numbers import refuse_other_counts
 from snapshot.disk.peers import Peers
 from snapshot.disk.pruning import prune
@@ -77,7 +77,7 @@ class SnapshotWriter:
         tokenizer: Tokenizer,
         report: Report,
         best: BestSnapshot,
-        base: BaseReference | None = None,
+        adapters: Adapters | None = None,
         generation: dict[str, Any] | None = None,
     ) -> None:
         """`generation` is the content of generation_config.json, if snapshots have one."""
@@ -88,13 +88,11 @@ class SnapshotWriter:
         self._step, self._unit = 0, "token"
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
-        self._tokenizer, self._base, self._generation = tokenizer, base, generation
+        self._tokenizer, self._adapters, self._generation = tokenizer, adapters, generation
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
-        self._bytes = snapshot_bytes(
-            bare_model.layout(), config.optim.name, config.saves_only_trained
-        )
+        self._bytes = snapshot_bytes(bare_model.layout(), config.optim.name)
         self._peers = find_peers(accelerator, bare_model, self._root, seconds, report.console)
         pinned = accelerator.device.type == "cuda"
         self._destination = Destination(
@@ -146,7 +144,7 @@ class SnapshotWriter:
                 bare_model,
                 self._optimizer,
                 self._save_rest,
-                self._base,
+                self._adapters,
                 self._tokenizer.end_of_text,
             )
         except Unresumable as error:

@@ -195,6 +195,8 @@ class Session:
         refuse_other_blocks(accelerator, model)
         refuse_shared_context(accelerator, model, config.run)
         choose_frozen_dtype(config, state, self.pretrained, model)
+        if self.pretrained is not None:
+            self.pretrained.note_base(state)
         shared_matrices.refuse_model(accelerator, model, config)
         convert_to_fp8(model)
         key = None if self.pretrained is None else self.pretrained.base.key
@@ -253,7 +255,7 @@ class Session:
             tokenizer=corpus.tokenizer,
             report=self.report,
             best=self._best,
-            base=None if self.pretrained is None else self.pretrained.reference,
+            adapters=None if self.pretrained is None else self.pretrained.adapters,
             generation=self._generation,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)

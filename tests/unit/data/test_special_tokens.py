@@ -17,7 +17,7 @@ from data.errors import DataError
 from data.messages import Conversation
 from data.subwords import SubwordTokenizer, load_tokenizer, tokenizer_of
 from data.tokenizer_files import folder_key
-from snapshot.base import Base, keep_base, open_tokenizer
+from snapshot.base import open_tokenizer
 from subword_folders import trained
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -235,7 +235,7 @@ def test_a_template_for_tools_is_read_from_its_file_and_kept(tmp_path):
     assert folder_key(folder) != before
 
 
-def test_a_template_for_tools_is_downloaded_and_kept_with_the_base(tmp_path, hub, monkeypatch):
+def test_a_template_for_tools_is_downloaded(tmp_path, hub, monkeypatch):
     hubs.lead_here(hub, monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     folder = with_templates(tmp_path / "theirs")
@@ -245,7 +245,5 @@ def test_a_template_for_tools_is_downloaded_and_kept_with_the_base(tmp_path, hub
         "me/chat", {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     )
     downloaded = open_tokenizer("me/chat", 5.0)
-    kept = keep_base(Base("model.pretrained", str(folder), folder), tmp_path / "run").folder
-    for one in (downloaded, kept):
-        assert folder_key(one) == folder_key(folder)
-        assert "tool_use" in tokenizer_of(one).chat_templates
+    assert folder_key(downloaded) == folder_key(folder)
+    assert "tool_use" in tokenizer_of(downloaded).chat_templates
