@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
+from snapshot.disk.files import LARGEST_STEP
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
 from store.errors import (
@@ -17,10 +19,11 @@ from store.errors import (
     HubUnreachable,
     HubUnsupported,
 )
+from store.fence import Fenced
 from store.fetch import Fetched, RepoContents, fetch, fetch_state, newest_whole, read_repo
-from store.kinds import open_store
+from store.kinds import begin_attempt, open_store
 from store.latest import remote_step
-from store.store import Store, with_retries
+from store.store import Card, Policy, Store, Upload, UploadTarget, with_retries
 
 Fetch = Callable[[RepoContents, str, Path], Path]
 """Downloads a snapshot to a folder: `fetch` all of it, `fetch_small` what describes it."""
@@ -101,6 +104,23 @@ def open_repo(store: RunStore, can_do_without: bool) -> tuple[RepoContents | Non
     if refusal := repo.refusal():
         raise SnapshotError(refusal)
     return repo, ()
+
+
+def with_newest(store: RunStore, repo: RepoContents, newest: Path, state: RunState) -> RepoContents:
+    """The contents of the repo, with this run's newest snapshot, which may be on this disk alone.
+
+    Raises HubError if it cannot be uploaded.
+    """
+    latest = repo.latest
+    if latest is not None and (latest.run_id != state.run_id or latest.step >= state.step):
+        return repo
+    prunes_nothing = Policy(LARGEST_STEP, 0.0, store.private, takeover=False)
+    target = UploadTarget(store.hub, prunes_nothing, state.run_id, uuid4().hex, latest)
+    attempt = begin_attempt(target, lambda text: None)
+    upload = Upload(newest, Card(f"# Step {state.step}\n"))
+    with suppress(Fenced):  # another start has uploaded meanwhile
+        with_retries(lambda: attempt.upload(upload))
+    return with_retries(lambda: read_repo(store.hub))
 
 
 def _read_or_create(store: RunStore) -> RepoContents:

@@ -32,6 +32,7 @@ from snapshot.run_store import (
     fetch_newest,
     open_repo,
     skipped,
+    with_newest,
 )
 from store.errors import HubError, HubUnreachable
 from store.fetch import PARTIAL, NoneWhole, RepoContents, fetch
@@ -169,17 +170,18 @@ def newest_of_disk_and_repo(
 ) -> Start:
     """The newer of two snapshots: the newest on this disk, and the repo's, downloaded to `root`.
 
-    With `store.for_all` it is the repo's newest, because other machines can have no other. Raises
-    SnapshotError if the repo holds something else, or if neither has a whole snapshot but the repo
-    should; HubError if this disk has no snapshot and the Hub cannot tell whether it has; what
-    `fetch` raises for the snapshot of another run.
+    With `store.for_all` it is the repo's newest, because other machines can have no other; one that
+    only this disk has is uploaded first. Raises SnapshotError if the repo holds something else, or
+    if neither has a whole snapshot but the repo should; HubError if this disk has no snapshot and
+    the Hub cannot tell whether it has, or if that upload fails; what `fetch` raises for the
+    snapshot of another run.
     """
     can_do_without = newest is not None and not store.for_all
     repo, faults = open_repo(store, can_do_without)
     warnings += faults
-    if store.for_all and repo is not None:
-        newest, state, lost = _also_in_repo(newest, state, repo, root)
-        warnings += lost
+    if store.for_all and repo is not None and newest is not None and state is not None:
+        repo = with_newest(store, repo, newest, state)
+        newest, state = _also_in_repo(newest, state, repo, root)
     local = Start(newest, state, f"{newest}, the newest of this run", warnings, repo=repo)
     latest, local_step = local.known_latest, -1 if state is None else state.step
     if repo is None or latest is None:
@@ -227,24 +229,17 @@ def newest_of_disk_and_repo(
 
 
 def _also_in_repo(
-    newest: Path | None, state: RunState | None, repo: RepoContents, root: Path
-) -> tuple[Path | None, RunState | None, tuple[str, ...]]:
-    """The newest snapshot of this disk that the repo has, too, unless the repo has a newer one.
-
-    With a warning for a newer one that is on this disk alone.
-    """
+    newest: Path, state: RunState, repo: RepoContents, root: Path
+) -> tuple[Path | None, RunState | None]:
+    """The newest snapshot of the repo if this disk has it, too; the run of another repo stays."""
     latest = repo.latest
-    if newest is None or state is None or latest is None or state.run_id != latest.run_id:
-        return newest, state, ()
-    if state.step < latest.step or manifest_sha256(newest) == latest.manifest_sha256:
-        return newest, state, ()
-    lost = f"step {state.step} is on the disk of one machine, and not in {repo.name}"
-    warnings = (f"{lost}: the run goes back to step {latest.step}.",)
-    folder = root / folder_name(latest.step)
-    with suppress(SnapshotError, OSError):
-        if manifest_sha256(folder) == latest.manifest_sha256:
-            return folder, check_snapshot(folder), warnings
-    return None, None, warnings
+    if latest is None or latest.run_id != state.run_id:
+        return newest, state
+    for folder in (newest, root / folder_name(latest.step)):
+        with suppress(SnapshotError, OSError):
+            if manifest_sha256(folder) == latest.manifest_sha256:
+                return folder, check_snapshot(folder)
+    return None, None
 
 
 def _began_from(state: RunState | None) -> object:

@@ -22,24 +22,41 @@ def for_all(seconds: float = 5.0):
     return replace(hubs.store(seconds), for_all=True)
 
 
-@pytest.mark.parametrize("has_older", [True, False])
-def test_what_one_disk_has_and_the_store_lacks_is_left_for_the_newest_in_the_store(
-    near_hub, finished_run, tmp_path, has_older
+@pytest.mark.parametrize("uploaded", [[], [20], [20, 30]], ids=str)
+def test_what_one_disk_has_is_uploaded_before_the_others_begin(
+    near_hub, finished_run, tmp_path, uploaded
 ):
-    hubs.seed(near_hub, runs.snapshot(finished_run, 20))
-    run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    if not has_older:
-        shutil.rmtree(runs.snapshot(run_dir, 20))
+    """The machine was killed after a snapshot and before its upload."""
+    if uploaded:
+        hubs.seed(near_hub, *(runs.snapshot(finished_run, step) for step in uploaded))
+    run_dir = shutil.copytree(finished_run, tmp_path / "first")
     start = choose_start(run_dir, "auto", for_all())
-    assert (start.folder, start.state.step) == (runs.snapshot(run_dir, 20), 20)
-    assert start.fetched is not has_older  # not what is here
-    assert start.remote is not None  # for the other machines
-    (warning,) = start.warnings
-    assert "step 30 is on the disk of one machine, and not in me/run" in warning
-    assert "the run goes back to step 20" in warning
-    assert runs.snapshot(run_dir, 30).exists()
-    alone = choose_start(run_dir, "auto", hubs.store())
-    assert alone.state.step == 30  # one machine needs no more than its own disk
+    assert (start.folder, start.state.step) == (runs.snapshot(run_dir, 30), 30)
+    assert (start.fetched, start.warnings) == (False, ())
+    other = choose_start(tmp_path / "other", "auto", for_all())
+    assert (other.state.step, other.fetched) == (30, True)
+    assert manifest_sha256(other.folder) == manifest_sha256(start.folder)
+    repo = near_hub.repo(hubs.REPO)
+    assert hubs.steps_at_head(repo) == (uploaded if 30 in uploaded else [*uploaded, 30])
+    generations = [one["generation"] for one in hubs.all_latest(near_hub)]
+    assert generations == sorted(generations)
+
+
+def test_the_newest_of_the_store_is_used_where_the_disk_has_an_older_one(
+    near_hub, finished_run, tmp_path
+):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 30))
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    shutil.rmtree(runs.snapshot(run_dir, 30))
+    start = choose_start(run_dir, "auto", for_all())
+    assert (start.state.step, start.fetched) == (30, True)
+
+
+def test_an_upload_that_fails_ends_the_start(near_hub, finished_run, tmp_path):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    near_hub.fault("commit", "status", status=503, times=None)
+    with pytest.raises(HubUnreachable):
+        choose_start(run_dir, "auto", for_all())
 
 
 def test_the_newest_of_the_store_is_used_where_it_lies(near_hub, finished_run):
