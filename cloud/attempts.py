@@ -2,8 +2,9 @@
 
     python -m cloud.attempts --restarts 20 --config_file accelerate_configs/cpu.yaml train.py ...
 
-It does what `accelerate launch` does not: it exits with the run's own code, and it forwards a
-SIGTERM that reaches only this process, the first one of a container, and outlives the run.
+It does what `accelerate launch` does not: it exits with the run's own code, it forwards a SIGTERM
+that reaches only this process, the first one of a container, and outlives the run, and it stops the
+run with a snapshot when the cloud announces that it takes this machine back.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from cloud.notice import CLOUDS, EVERY_SECONDS, find_cloud, has_notice
 from training.exits import (
     EXIT_AGAIN,
     EXIT_DONE,
@@ -75,7 +78,7 @@ class Attempts:
         status = self._launcher.wait()
         if (code := _code_in(code_file)) is not None:
             return code
-        if self._stopped.is_set():  # before the run could leave a code
+        if self._cause:  # a signal came before the run could leave a code
             return 128 + self._cause  # the convention of shells
         return status if status >= 0 else EXIT_FAILED
 
@@ -83,22 +86,49 @@ class Attempts:
         return max((path.name for path in self._run_dir.glob("snapshots/step-*")), default="")
 
     def _forward(self, number: int, _: object) -> None:
-        """Send a signal to the processes that train.
-
-        The launcher of a single process would die of it and leave that process alone.
-        """
         if number != signal.SIGUSR1:  # SIGUSR1 requests another attempt
             self._cause = number
             self._stopped.set()
-        if self._launcher is None or self._launcher.returncode is not None:
-            return
         if number == signal.SIGINT and sys.stdin.isatty():
             return  # a terminal sends Ctrl-C to all of its processes itself
+        for process in self._training():
+            with suppress(psutil.Error):
+                process.send_signal(number)
+
+    def _training(self) -> list[psutil.Process]:
+        """The processes that train, or the launcher as long as it has started none.
+
+        The launcher of a single process would die of a signal and leave that process alone.
+        """
+        if self._launcher is None or self._launcher.returncode is not None:
+            return []
         with suppress(psutil.Error):
             launcher = psutil.Process(self._launcher.pid)
-            for process in launcher.children() or [launcher]:
-                with suppress(psutil.Error):
-                    process.send_signal(number)
+            return launcher.children() or [launcher]
+        return []
+
+    def watch(self, name: str, address: str | None) -> None:
+        """Stop the run, and start it no more, once a cloud announces the end of this machine."""
+        cloud = find_cloud(name, address)
+        if cloud is None:
+            print("no cloud has answered: its notice is not watched", file=sys.stderr)
+        while cloud is not None:
+            if has_notice(cloud, address):
+                if not self._stopped.is_set():
+                    print("the cloud takes this machine back, so the run stops", file=sys.stderr)
+                self._stopped.set()
+                # Again and again: an attempt that only just begins would die of the signal.
+                for process in self._training():
+                    with suppress(psutil.Error, OSError):
+                        if _handles(process.pid, signal.SIGUSR1):
+                            process.send_signal(signal.SIGUSR1)
+            time.sleep(EVERY_SECONDS)
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether a process of Linux has a handler for a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line[7:], 16) >> number - 1 & 1 for line in lines if line[:7] == "SigCgt:")
 
 
 def _code_in(path: Path) -> int | None:
@@ -127,6 +157,14 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         action="store_true",
         help=f"except after exit code {EXIT_AGAIN}, when the caller starts it on another machine",
     )
+    parser.add_argument(
+        "--notice",
+        choices=("auto", *CLOUDS),
+        help="stop with a snapshot when this cloud announces the end of the machine (Linux)",
+    )
+    parser.add_argument(
+        "--notice-address", metavar="URL", help="where to ask, in place of the cloud's own address"
+    )
     options, launch = parser.parse_known_args(words)
     if "train.py" not in launch:
         parser.error("train.py is missing after the options of accelerate launch")
@@ -143,7 +181,11 @@ def main(words: Sequence[str]) -> int:
         launch.append(f"run.dir={RUN_DIR}")
     command = [sys.executable, "-m", "accelerate.commands.launch", *launch]
     final = (*FINAL, EXIT_AGAIN) if options.again_elsewhere else FINAL
-    return Attempts(command, Path(given[-1]) if given else RUN_DIR).run(options.restarts, final)
+    attempts = Attempts(command, Path(given[-1]) if given else RUN_DIR)
+    if options.notice is not None:
+        watched = (options.notice, options.notice_address)
+        threading.Thread(target=attempts.watch, args=watched, daemon=True).start()
+    return attempts.run(options.restarts, final)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,18 @@
-"""Start a command, and tell its run when the cloud announces that it takes this machine back.
-
-    python -m cloud.notice auto -- accelerate launch --config_file ... train.py ...
+"""The notice of a cloud that it takes this machine back, for `cloud.attempts --notice`.
 
 Each cloud has a metadata address that only its machines can reach. It announces the end of a spot
-machine 30 seconds to two minutes ahead. The run then gets SIGUSR1, and stops with a snapshot. This
-process ends with the command, and with its exit code.
+machine 30 seconds to two minutes ahead.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from pathlib import Path
 from urllib.request import ProxyHandler, Request, build_opener
-
-import psutil
 
 EVERY_SECONDS = 2.0
 """How often to ask: Google's notice comes 30 seconds before the end."""
@@ -114,77 +103,3 @@ def _ask(cloud: Cloud, address: str | None, path: str) -> str:
 def _read(request: Request) -> str:
     with build_opener(ProxyHandler({})).open(request, timeout=ANSWER_SECONDS) as opened:
         return str(opened.read(LARGEST_ANSWER).decode())
-
-
-def tell(process: psutil.Process, number: int) -> bool:
-    """Send a signal to the processes nearest to `process` that handle it; False if none does.
-
-    A launcher would die of SIGUSR1 and leave its workers untold, and so would a run that has not
-    begun to handle signals.
-    """
-    with suppress(psutil.Error, OSError):
-        if _handles(process.pid, number):
-            process.send_signal(number)
-            return True
-        told = [tell(child, number) for child in process.children()]
-        return any(told)
-    return False
-
-
-def _handles(pid: int, number: int) -> bool:
-    """Whether a process of Linux has a handler for a signal."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return any(int(line[7:], 16) >> number - 1 & 1 for line in lines if line[:7] == "SigCgt:")
-
-
-def watch(name: str, address: str | None, process: psutil.Process) -> None:
-    """Tell the run again as long as there is a notice: an attempt may only just begin."""
-    cloud, told = find_cloud(name, address), False
-    if cloud is None:
-        print("cloud.notice: no cloud has answered. Notices are not watched.", file=sys.stderr)
-    while cloud is not None:
-        if has_notice(cloud, address) and tell(process, signal.SIGUSR1) and not told:
-            told = True
-            print("cloud.notice: this machine goes, so the run stops.", file=sys.stderr)
-        time.sleep(EVERY_SECONDS)
-
-
-def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the command. Exits with 2 at a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cloud.notice",
-        usage="%(prog)s [--address URL] {auto,aws,gcp,azure} -- command ...",
-        description="Run a command, and stop its run when the cloud takes this machine back.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("cloud", choices=("auto", *CLOUDS), help="whose notice to watch for")
-    parser.add_argument("--address", help="http://..., in place of the cloud's own")
-    end = words.index("--") if "--" in words else len(words)
-    options, command = parser.parse_args(words[:end]), list(words[end + 1 :])
-    if not command:
-        parser.error("a command is missing: write -- and then accelerate launch ...")
-    return options, command
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command; its exit code, or 128 + the signal that ended it."""
-    options, command = parse(words)
-    started = subprocess.Popen(command)
-    process = psutil.Process(started.pid)
-
-    def forward(number: int, _: object) -> None:
-        if number == signal.SIGINT and sys.stdin.isatty():
-            return  # a terminal sends Ctrl-C to all of its processes itself
-        if not tell(process, number) and number != signal.SIGUSR1:
-            started.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, forward)
-    watching = (options.cloud, options.address, process)
-    threading.Thread(target=watch, args=watching, daemon=True).start()
-    code = started.wait()
-    return code if code >= 0 else 128 - code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

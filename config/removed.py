@@ -33,9 +33,9 @@ REMOVED: dict[str, str] = {
         "python -m cloud.attempts); the newest start owns the run"
     ),
     "run.interruptions_per_day": "give snapshot.every_minutes, the most that a lost machine costs",
-    "run.metadata_address": "give python -m cloud.notice --address the address",
+    "run.metadata_address": "give python -m cloud.attempts --notice-address the address",
     "run.notice_seconds": "leave it out: a notice stops the run with a snapshot at once",
-    "run.preemption_notice": "start the run with python -m cloud.notice auto -- accelerate launch",
+    "run.preemption_notice": "start the run with python -m cloud.attempts --notice auto",
     "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
     "snapshot.resume=never": (

@@ -96,7 +96,10 @@ def test_an_attempt_has_time_to_stop_and_is_alone_with_its_repo(name):
 
 @each
 def test_the_arguments_are_those_of_the_attempts(name):
-    options, launch = parse(container_of(name)["args"])
+    command = container_of(name)["command"]
+    assert command[:5] == ["tini", "--", "python", "-m", "cloud.attempts"]
+    options, launch = parse([*command[5:], *container_of(name)["args"]])
+    assert options.notice == "auto"
     assert options.restarts == 0  # Kubernetes does that
     at = launch.index("train.py")
     config = load_config(launch[at + 1 :])

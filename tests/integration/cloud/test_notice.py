@@ -6,26 +6,22 @@ The clouds are addresses on this machine; launchers and runs are real.
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 import threading
 import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import psutil
 import pytest
 
 import hubs
 import runs
 from cloud import notice
-from cloud.notice import CLOUDS, find_cloud, has_notice, parse, tell
+from cloud.notice import CLOUDS, find_cloud, has_notice
 from snapshot.disk.files import step_of
-from stopping import ENDLESS, exit_code, only_snapshot, wait_for_steps
+from stopping import ENDLESS, only_snapshot, wait_for_steps
 from training import exits
 
-MODULE = [sys.executable, "-m", "cloud.notice"]
 QUIET = {"aws": None, "gcp": "FALSE", "azure": json.dumps({"Events": []})}
 """What each address answers without a notice; None is 404."""
 NOTICES = {
@@ -110,62 +106,41 @@ def test_an_unknown_cloud_or_a_hanging_address_is_no_notice(monkeypatch):
         assert not has_notice(CLOUDS["gcp"], server.address)
 
 
-CATCHES = (
-    "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); print(1, flush=True)"
-)
-LAUNCHES = "import subprocess, sys; exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
+TRAINS = "import time; print(1, flush=True); time.sleep(60)"
+CATCHES = f"import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); {TRAINS}"
+ATTEMPTS = """
+import pathlib, subprocess, sys, threading
+from cloud import attempts
+launches = "import subprocess, sys; exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
+command = [sys.executable, "-c", launches, sys.argv[1]]
+run = attempts.Attempts(command, pathlib.Path(sys.argv[2]))
+threading.Thread(target=run.watch, args=("gcp", sys.argv[3]), daemon=True).start()
+exit(run.run(5, (0,)))
+"""
 
 
-def test_only_a_process_that_handles_the_signal_gets_it():
-    """A launcher that does not would die of it, and leave its worker alone."""
-    wait = "; time.sleep(60)"
-    for worker, code in ((CATCHES + wait, 7), ("import time; print(1, flush=True)" + wait, None)):
-        words = [sys.executable, "-c", LAUNCHES, worker]
-        with subprocess.Popen(words, stdout=subprocess.PIPE) as launcher:
-            launcher.stdout.readline()
-            process = psutil.Process(launcher.pid)
-            assert tell(process, signal.SIGUSR1) == (code is not None)
+@pytest.mark.parametrize(("worker", "code"), [(CATCHES, 7), (TRAINS, None)])
+def test_only_a_process_that_handles_the_signal_gets_it(tmp_path, worker, code):
+    """A launcher that does not would die of it, as would a run that only just begins."""
+    with Metadata("gcp") as server:
+        server.answer = NOTICES["gcp"]
+        words = [sys.executable, "-c", ATTEMPTS, worker, str(tmp_path), server.address]
+        with runs.started(words, forked=False) as process:
+            assert process.stdout.readline() == "1\n"
             if code is None:
-                assert launcher.poll() is None
-                for one in (*process.children(), process):
-                    one.kill()
-            assert launcher.wait(20) == (code or -signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["aws"], "a command is missing"),
-        (["aws", "--"], "a command is missing"),
-        (["oracle", "--", "true"], "invalid choice: 'oracle'"),
-        (["aws", "accelerate", "launch"], "unrecognized arguments: accelerate launch"),
-    ],
-)
-def test_a_mistake_is_refused_with_a_sentence(words, sentence, capsys):
-    with pytest.raises(SystemExit) as raised:
-        parse(words)
-    assert raised.value.code == exits.EXIT_USER_MISTAKE
-    assert sentence in capsys.readouterr().err
-
-
-def test_the_exit_code_is_the_command_s():
-    for command, code in (("exit(5)", 5), ("import os; os.kill(os.getpid(), 9)", 137)):
-        words = [*MODULE, "gcp", "--address=http://127.0.0.1:9", "--"]
-        ended = subprocess.run([*words, sys.executable, "-c", command], cwd=runs.ROOT, check=False)
-        assert ended.returncode == code
+                asked = server.asked
+                runs.wait_until(lambda: server.asked > asked + 1, process)
+            else:
+                assert process.wait(20) == code
+                assert "next attempt" not in process.stdout.read()
+        server.shutdown()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("starts", "config", "code"),
-    [
-        ("accelerate", "cpu.yaml", 1),  # as the launcher says; the run's own is in its directory
-        pytest.param("accelerate", "ddp_cpu.yaml", 1, marks=pytest.mark.slow),
-        pytest.param("attempts", "cpu.yaml", 75, marks=pytest.mark.slow),
-        pytest.param("attempts", "ddp_cpu.yaml", 75, marks=pytest.mark.slow),
-    ],
+    "config", ["cpu.yaml", pytest.param("ddp_cpu.yaml", marks=pytest.mark.slow)]
 )
-def test_a_notice_stops_a_run_with_a_snapshot(small, tmp_path, hub, starts, config, code):
+def test_a_notice_stops_a_run_with_a_snapshot(small, tmp_path, hub, config):
     """Within the half minute that Google gives, the upload included; no step is lost."""
     run_dir = tmp_path / "run"
     words = [
@@ -175,24 +150,22 @@ def test_a_notice_stops_a_run_with_a_snapshot(small, tmp_path, hub, starts, conf
         *hubs.words(run_dir),
     ]
     launch = runs.launch_command(config, *words)
-    if starts == "attempts":
-        options = ["--restarts=5", "--again-elsewhere"]
-        at = launch.index("--config_file")
-        train = str(runs.ROOT / "train.py")
-        rest = ["train.py" if word == train else word for word in launch[at:]]
-        launch = [sys.executable, "-m", "cloud.attempts", *options, *rest]
+    train = str(runs.ROOT / "train.py")
+    at = launch.index("--config_file")
+    launch = ["train.py" if word == train else word for word in launch[at:]]
     with Metadata("gcp") as server:
-        told = [*MODULE, "auto", f"--address={server.address}", "--", *launch]
+        watched = ["--notice=auto", f"--notice-address={server.address}", "--restarts=5"]
+        told = [sys.executable, "-m", "cloud.attempts", *watched, *launch]
         said = tmp_path / "said"
         with runs.started(told, into=said, forked=False, **hub.environment()) as process:
             runs.wait_until(lambda: server.asked > 1, process)
             wait_for_steps(process, run_dir)
             server.answer, begun = NOTICES["gcp"], time.monotonic()
-            assert process.wait(60) == code, said.read_text()
+            assert process.wait(60) == exits.EXIT_AGAIN, said.read_text()
             seconds = time.monotonic() - begun
         server.shutdown()
-    assert exit_code(run_dir) == 75
-    assert "cloud.notice: this machine goes" in said.read_text()
+    assert "the cloud takes this machine back" in said.read_text()
+    assert "next attempt" not in said.read_text()
     assert "stopped   by SIGUSR1" in said.read_text()
     place = only_snapshot(run_dir)
     assert hubs.step_of(hub) == step_of(place)

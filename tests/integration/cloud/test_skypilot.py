@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import runs
-from cloud import attempts, notice
+from cloud import attempts
 from config.compose import load_config
 from training import exits
 
@@ -51,11 +51,9 @@ def test_each_machine_starts_the_attempts_with_its_rank():
     words = machine(1, shows, WORDS="model=gpt2 train.max_steps=5")
     shown = subprocess.run(words, capture_output=True, text=True, check=True)
     module, name, *arguments = json.loads(shown.stdout)
-    assert (module, name) == ("-m", "cloud.notice")
-    _, command = notice.parse(arguments)
-    at = command.index("cloud.attempts")
-    options, launch = attempts.parse(command[at + 1 :])
-    assert options.restarts > 0
+    assert (module, name) == ("-m", "cloud.attempts")
+    options, launch = attempts.parse(arguments)
+    assert (options.restarts > 0, options.notice) == (True, "auto")
     at = launch.index("train.py")
     given = dict(zip(launch[:at:2], launch[1:at:2], strict=True))
     assert (runs.ROOT / given["--config_file"]).is_file()

@@ -90,6 +90,7 @@ def test_a_signal_between_two_attempts_prevents_the_next(tmp_path):
     [
         (["--restarts", "-1", "train.py"], "--restarts -1: must be at least 0"),
         (["--config_file", "a.yaml"], "train.py is missing after the options"),
+        (["--notice", "oracle", "train.py"], "invalid choice: 'oracle'"),
     ],
 )
 def test_wrong_options_are_refused_with_a_sentence(words, sentence, capsys):
