@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from config.problems import is_storable, why_not_storable
 from data.chat import ChatTemplate
 from data.errors import DataError
 from data.messages import ChatError, Conversation, Message, objects
@@ -244,6 +245,8 @@ def _add_chat_options(parser: argparse.ArgumentParser) -> None:
 def _some_text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("needs at least one character")
+    if not is_storable(text):
+        raise argparse.ArgumentTypeError(why_not_storable(text))
     return text
 
 

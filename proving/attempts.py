@@ -48,7 +48,7 @@ LONGEST_WAIT = timedelta(days=7)
 """How long a process waits for the decision of the main process; a lost one ends the wait."""
 DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
-IMPORTED = ["train", "datasets", "huggingface_hub.hf_api", "transformers", "matplotlib.pyplot"]
+IMPORTED = ["train", "datasets", "huggingface_hub.hf_api", "transformers", "matplotlib.figure"]
 """Modules for all attempts; one that is not installed is passed over."""
 ROOT = Path(__file__).resolve().parents[1]
 TASK, END = "task {}", "end"

@@ -13,7 +13,14 @@ from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.base import Base, check_weights, open_base, open_base_of
-from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in, visible, write_json
+from snapshot.disk.files import (
+    MANIFEST,
+    expanded,
+    snapshot_folders,
+    snapshots_in,
+    visible,
+    write_json,
+)
 from snapshot.disk.model import (
     CONFIG,
     WHOLE,
@@ -100,7 +107,7 @@ def _find(name: str) -> NamedModel:
             f"{name} is a bucket or a folder elsewhere, which only train.py and `python -m "
             "snapshot list` and `verify` read. Name a folder here, or a repo of the Hub."
         )
-    path = visible(Path(name).expanduser())
+    path = visible(expanded(name))
     if path.exists():
         if not _is_ours(path):
             return _other(name)

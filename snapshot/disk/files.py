@@ -50,6 +50,13 @@ def readable(path: Path) -> Iterator[None]:
         raise SnapshotError(f"{where} cannot be read: {error.strerror or error}") from error
 
 
+def expanded(path: str) -> Path:
+    """A path with `~` expanded, where it names a home that is known."""
+    with suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
 def visible(path: Path) -> Path:
     """`path` itself. Raises SnapshotError if permissions hide whether it exists."""
     with readable(path), suppress(FileNotFoundError, NotADirectoryError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
@@ -74,6 +75,14 @@ def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
             code = ended.code
         assert code == 2, words
         assert sentence in capsys.readouterr().err
+
+
+def test_a_locale_without_the_characters_of_a_prompt_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(SystemExit) as ended:
+        script.main(["out/run", "--prompt", os.fsdecode("caf\u00e9".encode("latin-1"))])
+    assert ended.value.code == 2
+    assert "lacks: set PYTHONUTF8=1 in the environment" in capsys.readouterr().err
 
 
 def test_any_model_generates_text_from_its_folder(tmp_path):

@@ -142,6 +142,21 @@ def test_events_name_no_folder_with_a_space(tmp_path):
     ]
 
 
+def test_a_user_without_a_home_has_events(tmp_path, monkeypatch):
+    """As a container runs with any user: the Hub's folders then begin with a `~`."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr(constants, "HF_HOME", "~/.cache/huggingface")
+    config = load_config([f"run.dir={tmp_path}"])
+    events = Events(tmp_path / "events.jsonl", "0" * 32, _places(config))
+    events.add("warning", 1, "~/.cache/huggingface/token cannot be read")
+    assert [event["text"] for event in read_events(events.path)] == ["token cannot be read"]
+
+
 @pytest.mark.parametrize(
     ("key", "text", "shown"),
     [

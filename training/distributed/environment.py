@@ -131,12 +131,14 @@ def on_cpu() -> bool:
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 
-def draw_into_files() -> None:
-    """Have matplotlib import without a display.
+DRAWING = {"MPLBACKEND": "agg"}
+"""The import of matplotlib fails where this names a backend that is not installed, such as that of
+a notebook, which it names to all programs that it starts."""
 
-    Its import fails where MPLBACKEND names a backend that is not installed, such as a notebook's.
-    """
-    os.environ["MPLBACKEND"] = "agg"
+
+def draw_into_files() -> None:
+    """Have matplotlib import without a display."""
+    os.environ |= DRAWING
 
 
 def silence_profiler() -> None:
@@ -183,6 +185,7 @@ def for_helpers(root: Path) -> dict[str, str]:
     quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
     return {
         "PYTHONSAFEPATH": "1",
+        **DRAWING,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(root), env_var("PYTHONPATH", "")))),
         "PYTHONWARNINGS": ",".join(filter(None, (env_var("PYTHONWARNINGS", ""), quiet))),
     }

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from threading import Lock
 
 from data.printable import printable, redact_urls
-from snapshot.disk.files import write_whole
+from snapshot.disk.files import expanded, write_whole
 from store.events import (
     KINDS,
     LONGEST_TEXT,
@@ -90,6 +90,6 @@ def _folders_of(places: Iterable[str]) -> list[str]:
     """The folders of paths, as written and as absolute paths, the longest first."""
     found: set[str] = set()
     for place in filter(None, places):
-        for path in (PurePath(place), Path(place).expanduser().absolute()):
+        for path in (PurePath(place), expanded(place).absolute()):
             found.update(str(folder) for folder in (path, *path.parents) if len(folder.parts) > 1)
     return sorted(found, key=len, reverse=True)

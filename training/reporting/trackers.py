@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from accelerate import Accelerator
@@ -81,7 +81,7 @@ class Tracker(GeneralTracker):
         self._calls = SimpleQueue()
         self._oldest = inf
         """When the call that the thread is in was made; infinite while there is none."""
-        self._thread = Thread(target=self._work, name=THREAD, daemon=True)
+        self._ended = Event()
         self.is_off = False
 
     @property
@@ -91,7 +91,7 @@ class Tracker(GeneralTracker):
 
     def start(self) -> None:
         """Begin in the background."""
-        self._thread.start()
+        Thread(target=self._work, name=THREAD, daemon=True).start()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Send the configuration of the run."""
@@ -107,8 +107,7 @@ class Tracker(GeneralTracker):
         if self.is_off:
             return
         self.close()
-        self._thread.join(max(0.0, seconds))
-        if self._thread.is_alive():
+        if not self._ended.wait(max(0.0, seconds)):
             self._switch_off("it has not taken all steps in time")
 
     def close(self) -> None:
@@ -138,6 +137,11 @@ class Tracker(GeneralTracker):
             tracker.finish()
         except BaseException as error:  # whatever its library raises
             self._switch_off(" ".join(str(error).split()) or repr(error))
+        self._ended.set()
+        if self.is_off:
+            # The thread stays, so that the process ends without the exit handlers of the library:
+            # wandb's would wait half a minute, and longer, for a server that does not answer.
+            Event().wait()
 
     def _switch_off(self, why: str) -> None:
         if not self.is_off:

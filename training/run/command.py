@@ -177,8 +177,8 @@ def _leave(code: int, lock: RunLock) -> NoReturn:
         lock.remove_made()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the Hub client, those that read a streamed text, and those of trackers that hang:
-    # none of them is waited for.
+    # Threads of the Hub client, those that read a streamed text, and those of trackers that hang or
+    # have failed: none of them is waited for.
     busy = any(
         not thread.daemon or thread.name in (PREFETCH, TRACKER)
         for thread in threading.enumerate()[1:]

@@ -381,10 +381,13 @@ class Session:
         return self._lock.note_exit(code)
 
     def finish_writing(self, seconds: float | None = None) -> None:
-        """Wait at most this long, after an error, for a snapshot that began before it."""
+        """Wait, after an error, for a snapshot that began before it, and for the trackers.
+
+        With a limit, wait at most so many seconds for the snapshot, and not for the trackers.
+        """
         if self._writer is not None:
             self._writer.end(seconds)
-            close_trackers(self.accelerator, END_SECONDS)
+            close_trackers(self.accelerator, END_SECONDS if seconds is None else 0)
 
     def flush_uploads(self, seconds: float) -> None:
         """Wait at most this long, after an error, for the uploads."""
