@@ -101,7 +101,6 @@ def plan(options: argparse.Namespace) -> int:
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
         check_sharing(options, config, counted)
-        settle_rate(config, layout_for(model).size_without_output)
         fits, split = fits_of_strategies(options, config, counted, shape, memory)
     except (ConfigError, SnapshotError, HubError) as error:
         say_error(str(error))
@@ -189,6 +188,8 @@ def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelCon
         return ours, FLOAT32
     quiet_transformers()
     base = open_base(*named, config.hub.timeout_seconds, with_weights=False)
+    settle_rate(config, base.parameters)
+    base = base.on_text(vocabulary_of(options, config), config.data.block_size)
     model = base.config(sizes.dropout, sizes.activation_checkpointing)
     if config.data.block_size > model.block_size:
         raise ConfigError(too_long(config, base.key, model.block_size))

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of, why_not_storable
-from config.schema import TEXT_KEYS, Config, ModelConfig, gpt_config, other_model
+from config.schema import TEXT_KEYS, Config, ModelConfig, is_preset, other_model, tokenizer_of
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
 from data.order import WHOLE, shares_of
 from data.printable import printable, redact_urls
@@ -16,7 +16,7 @@ from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
 from model.attention import CPU_WAYS, KERNELS
-from model.families import FAMILIES
+from model.families import ARCHITECTURES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
 from model.recompute import WAYS as RECOMPUTE
@@ -32,7 +32,6 @@ RANGES = {
     "data.held_out_bytes": (1_000, 10**12),
     "model.n_layer": (1, 10_000),
     "model.n_head": (1, 10_000),
-    "model.n_kv_head": (1, 10_000),
     "model.n_embd": (1, 1_000_000),
     "model.lora_rank": (1, 65_536),
     "model.lora_alpha": (1, 65_536),
@@ -81,7 +80,6 @@ CARD_FIELDS = {
 }
 CHOICES: dict[str, Collection[bool | str]] = {
     "data.documents": DOCUMENT_MODES,
-    "model.family": FAMILIES,
     "model.activation_function": tuple(ACTIVATIONS),
     "model.frozen_dtype": KINDS,
     "model.activation_checkpointing": RECOMPUTE,
@@ -141,7 +139,7 @@ def _check_data_and_model(found: Problems) -> None:
     need, data, model = found.need, found.config.data, found.config.model
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
     need(
-        model.pretrained is None or model.architecture is None,
+        model.pretrained is None or model.architecture in (None, *ARCHITECTURES),
         "model.architecture",
         f"and model.pretrained={model.pretrained} name two models. Leave one of them out",
     )
@@ -153,7 +151,7 @@ def _check_data_and_model(found: Problems) -> None:
         f"cannot replace the tokenizer that model.pretrained={model.pretrained} was trained with. "
         "Leave it out",
     )
-    own = tokenizer in ("", CHARACTERS) and model.pretrained is None and model.architecture is None
+    own = tokenizer in ("", CHARACTERS) and tokenizer_of(model) == CHARACTERS
     need(
         data.documents != CONVERSATIONS or not (own or is_trained),
         "data.documents",
@@ -172,12 +170,6 @@ def _check_data_and_model(found: Problems) -> None:
     if model.n_head >= 1 and 1 <= model.n_embd <= RANGES["model.n_embd"][1]:
         is_multiple = model.n_embd % model.n_head == 0
         need(is_multiple, "model.n_embd", "" if is_multiple else _nearest_heads(model))
-    is_valid = data.block_size >= 1 and not any("model." in one for one in found.sentences)
-    if other_model(model) is None and is_valid:
-        try:
-            gpt_config(found.config, vocab_size=1)
-        except ValueError as error:
-            need(False, "model.family", f"cannot have these sizes: {error}")
 
 
 def _nearest_heads(model: ModelConfig) -> str:
@@ -216,7 +208,9 @@ def _check_what_is_trained(found: Problems) -> None:
 
 def _check_optimizer(found: Problems) -> None:
     need, optim = found.need, found.config.optim
-    by_size = optim.learning_rate == 0 and other_model(found.config.model) is not None
+    model = found.config.model
+    has_rate_by_size = other_model(model) is not None and not is_preset(model)
+    by_size = optim.learning_rate == 0 and has_rate_by_size
     rate_is_valid = by_size or 0 < optim.learning_rate < math.inf
     need(rate_is_valid, "optim.learning_rate", "must be above 0 and finite")
     highest = math.inf if by_size else optim.learning_rate
@@ -365,9 +359,9 @@ def check_streaming(found: Problems) -> None:
         f"is not possible for streamed text: use {PACKED} or {MASKED}, or prepare "
         "the text with data.streaming=false",
     )
-    name = data.tokenizer or (CHARACTERS if other_model(found.config.model) is None else "")
+    name = data.tokenizer or tokenizer_of(found.config.model)
     need(
-        name in ("", OF_BYTES) or (name != CHARACTERS and bpe_size(name) is None),
+        name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None),
         "data.tokenizer",
         f"{'(characters) ' * (data.tokenizer is None)}needs the whole text beforehand, which "
         "streaming does not read. Name a repo or folder "

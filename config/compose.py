@@ -34,22 +34,18 @@ from config.hints import (
 from config.other_models import recipe_of
 from config.problems import is_storable, shortened, why_not_storable
 from config.removed import removed
-from config.schema import TEXT_KEYS, Config, ConfigError, other_model
-from data.tokenizer import CHARACTERS
-from model.families import FAMILIES
+from config.schema import TEXT_KEYS, Config, ConfigError, is_preset, other_model, tokenizer_of
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
 OWN_SIZES = (
     "model",
-    "model.family",
     "model.n_layer",
     "model.n_head",
-    "model.n_kv_head",
     "model.n_embd",
     "model.activation_function",
 )
-"""The keys that set the sizes of a model of our own."""
+"""The keys that set the sizes of our own model."""
 ONE_OR_SEVERAL = ("run.tracker",)
 """List keys that also take a single text."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
@@ -110,26 +106,24 @@ def load_config(arguments: Sequence[str]) -> Config:
     mistakes += problems(config) + list(_unused_sizes(arguments, config))
     mistakes += _unused_interval(arguments, config)
     if config.data.tokenizer is None:
-        other = other_model(config.model)
-        config.data.tokenizer = CHARACTERS if other is None else other[1]
+        config.data.tokenizer = tokenizer_of(config.model)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return config
 
 
 def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
-    """A sentence for each size that is set although the model does not have it."""
-    other, family = other_model(config.model), FAMILIES.get(config.model.family)
+    """A sentence for each size that is set although the model has its own."""
+    if (other := other_model(config.model)) is None:
+        return
+    preset = f"model={other[1]}" if is_preset(config.model) else None
+    named = preset or "=".join(other)
     for argument in arguments:
         key = argument.partition("=")[0]
-        if other is not None and key in OWN_SIZES:
-            named = "=".join(other)
+        if preset is not None and key == "model.architecture":
+            yield f"{argument} names a preset, which has its own optim.*. Write {preset} instead."
+        if key in OWN_SIZES and argument != preset:
             yield f"{argument} has no effect with {named}, which has its own sizes. Leave it out."
-        elif other is None and family is not None and key in OWN_SIZES[2:]:
-            known = {f"model.{entry.name}" for entry in fields(family)}
-            if key not in known:
-                named = f"model.family={config.model.family}"
-                yield f"{argument} has no effect with {named}. Leave it out."
 
 
 def _unused_interval(arguments: Sequence[str], config: Config) -> list[str]:

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 from dataclasses import fields, is_dataclass
 from itertools import groupby
 
 import config.schema
 from config.compose import load_config
-from config.schema import Config
+from config.schema import Config, gpt_config
 from data.command import exit_code_of
+from model.families import ARCHITECTURES
 
 PRESETS = (
     *("tiny", "baby", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"),
     *("llama_tiny", "llama_124m"),
 )
 """The presets of `model=`: of each family, from the smallest."""
+SIZES = (
+    ("n_layer", "num_hidden_layers"),
+    ("n_head", "num_attention_heads"),
+    ("n_embd", "hidden_size"),
+)
+"""Names of sizes in the config.json of a GPT-2, and in that of a Llama."""
 USAGE = """\
 Train a GPT:
 
@@ -101,9 +109,12 @@ def markdown() -> str:
     for preset in PRESETS:
         loaded = load_config([f"model={preset}"])
         model = loaded.model
-        gelu = f"`{model.activation_function}`" if model.family == "gpt2" else "-"
+        sizes, gelu = gpt_config(loaded, 1).config_json(), f"`{model.activation_function}`"
+        if model.architecture is not None:
+            sizes, gelu = json.loads((ARCHITECTURES[preset] / "config.json").read_text()), "-"
+        counts = [sizes.get(ours, sizes.get(theirs)) for ours, theirs in SIZES]
         lines.append(
-            f"| `{preset}` | `{model.family}` | {model.n_layer} | {model.n_head} | {model.n_embd} "
+            f"| `{preset}` | `{sizes['model_type']}` | {' | '.join(map(str, counts))} "
             f"| {model.dropout} | {gelu} | {loaded.optim.name} | {loaded.optim.learning_rate} "
             f"| {loaded.train.max_steps:,} |"
         )

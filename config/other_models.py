@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from config.schema import OTHER_MODELS, Config, ConfigError, other_model
+from model.families import ARCHITECTURES
 
 RATES = (
     (1_000_000, 3e-3),
@@ -30,8 +31,9 @@ PRETRAINED = 0.1
 
 
 def recipe_of(model: Mapping[str, Any]) -> str | None:
-    """The file of config/recipe for this model; None for our own GPT."""
-    return next((name for name in OTHER_MODELS if model[name] is not None), None)
+    """The file of config/recipe for this model; None for our own GPT and for presets."""
+    named = (name for name in OTHER_MODELS if model[name] not in (None, *ARCHITECTURES))
+    return next(named, None)
 
 
 def rate_by_size(config: Config, parameters: int) -> float:

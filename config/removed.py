@@ -60,6 +60,14 @@ REMOVED: dict[str, str] = {
     "run.residual_dtype": (
         "blocks add up in float32. model.activation_checkpointing=true saves more memory"
     ),
+    "model.family": (
+        "leave it out; model=llama_tiny and model=llama_124m are Llamas, and model.architecture "
+        "takes any other family"
+    ),
+    "model.n_kv_head": (
+        "set num_key_value_heads in a copy of model/architectures/llama_tiny/config.json, and name "
+        "its folder in model.architecture"
+    ),
     "optim.state_dtype": (
         "what the optimizer keeps is float32. optim.name=muon keeps one number of each weight of "
         "a block instead of two, and FSDP divides them among the processes"

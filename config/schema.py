@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, fields
 
 from omegaconf import MISSING
 
-from model.families import FAMILIES
-from model.family import ModelConfig as ModelSizes
+from data.tokenizer import CHARACTERS
+from model.families import ARCHITECTURES
+from model.gpt import GPTConfig
 from model.lora import Lora
 
 OTHER_MODELS = ("pretrained", "architecture")
-"""The keys of `model` that name another model than one of our own."""
+"""The keys of `model` that name another model than our own."""
 
 
 class ConfigError(ValueError):
@@ -68,22 +69,18 @@ class DataConfig:
 
 @dataclass
 class ModelConfig:
-    family: str = "gpt2"
-    """gpt2, or llama, with rotary positions, RMSNorm and SwiGLU."""
     pretrained: str | None = None
     """The model to start from: a Hub repo (owner/name[@revision]), a folder, a run; null: none."""
     architecture: str | None = None
-    """A repo or folder whose config.json to train from random weights; null: model.family."""
+    """A repo or folder whose config.json to train from random weights; null: our GPT-2."""
     n_layer: int = 4
     """Transformer blocks."""
     n_head: int = 4
     """Attention heads per block."""
-    n_kv_head: int | None = None
-    """Llama: heads of keys and values, shared by the query heads; null: n_head."""
     n_embd: int = 128
     """Width: channels of the residual stream, a multiple of n_head."""
     dropout: float = 0.0
-    """Dropout probability, where GPT-2 has it (Llama: in attention); use 0 for short runs."""
+    """Dropout probability, wherever the model has dropout; use 0 for short runs."""
     activation_function: str = "gelu_new"
     """GPT-2: gelu_new (its own) or gelu (exact, and much faster on a CPU)."""
     activation_checkpointing: bool | str = False
@@ -243,12 +240,11 @@ TEXT_KEYS = tuple(
 """The keys whose value is a text, or possibly null."""
 
 
-def gpt_config(config: Config, vocab_size: int) -> ModelSizes:
-    """The sizes of a model of our own for a vocabulary. Raises ValueError for impossible ones."""
-    family = FAMILIES[config.model.family]
-    known = {entry.name for entry in fields(family)}
+def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
+    """The sizes of our own model for a vocabulary. Raises ValueError for impossible ones."""
+    known = {entry.name for entry in fields(GPTConfig)}
     sizes = {key: value for key, value in vars(config.model).items() if key in known}
-    return family(vocab_size, config.data.block_size, **sizes)
+    return GPTConfig(vocab_size, config.data.block_size, **sizes)
 
 
 def lora_of(model: ModelConfig) -> Lora | None:
@@ -260,11 +256,22 @@ def lora_of(model: ModelConfig) -> Lora | None:
 
 
 def other_model(model: ModelConfig) -> tuple[str, str] | None:
-    """Key and value that name another model than one of our own; None for ours."""
+    """Key and value that name another model than our own; None for ours."""
     for name in OTHER_MODELS:
         if (value := getattr(model, name)) is not None:
             return f"model.{name}", value
     return None
+
+
+def is_preset(model: ModelConfig) -> bool:
+    """Whether a preset of `model=` names the other model, with the config.json of this project."""
+    return model.pretrained is None and model.architecture in ARCHITECTURES
+
+
+def tokenizer_of(model: ModelConfig) -> str:
+    """The default of `data.tokenizer`: that of the model, if it brings one."""
+    other = other_model(model)
+    return CHARACTERS if other is None or is_preset(model) else other[1]
 
 
 def too_long(config: Config, model: str, context: int) -> str:

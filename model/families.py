@@ -1,12 +1,9 @@
-"""The families of models, and which one a config.json or `model.family` names.
-
-Those of `FAMILIES` are our own: their sizes are keys of the configuration. Every other model is
-built by transformers (`model.causal_lm`).
-"""
+"""The families of models, and which one a config.json names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +13,16 @@ from model.causal_lm import CausalLMConfig
 from model.family import LanguageModel, ModelConfig
 from model.gpt import GPTConfig
 from model.layout import Layout
-from model.llama import LlamaConfig
 from model.lora import add_adapters
 from model.new_weights import NewWeights, Recording
 
-FAMILIES: dict[str, type[ModelConfig]] = {"gpt2": GPTConfig, "llama": LlamaConfig}
-"""By `model.family`."""
+FAMILIES: tuple[type[ModelConfig], ...] = (GPTConfig, CausalLMConfig)
+"""The first that reads a config.json builds its model. The last, of transformers, reads any."""
+ARCHITECTURES = {one.name: one for one in Path(__file__).with_name("architectures").iterdir()}
+"""By the name of a preset of `model=`, the folder with the config.json that it trains.
+
+The vocabulary, the context and the end of a text are null there: they are those of the run.
+"""
 
 
 def model_config(
@@ -31,10 +32,8 @@ def model_config(
 
     Raises ModelError for a model that cannot be built here.
     """
-    for family in FAMILIES.values():
-        if (sizes := family.read(content, dropout, activation_checkpointing)) is not None:
-            return sizes
-    return CausalLMConfig.read(content, dropout, activation_checkpointing)
+    read = (one.read(content, dropout, activation_checkpointing) for one in FAMILIES)
+    return next(sizes for sizes in read if sizes is not None)
 
 
 def build_model(config: ModelConfig) -> LanguageModel:

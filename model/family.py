@@ -1,7 +1,7 @@
 """What the project asks of a family of models.
 
 A family is two classes in one file: `ModelConfig`, the sizes of a model and all that follows from
-them, and `LanguageModel`, the module. model/llama.py is an example; model/families.py lists them.
+them, and `LanguageModel`, the module. model/gpt.py is an example; model/families.py lists them.
 
 Letters in shapes: B batch, H heads, T time (positions), D channels of a head.
 """
@@ -22,16 +22,12 @@ from model.context import Context
 from model.documents import Rows, packed_rows
 from model.fp8 import Fp8, convert
 from model.head import IGNORED
-from model.layout import Layout, ModelError, Shape
+from model.layout import Layout, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
 from model.nf4 import full_parameters
 from model.sharded import numbers_in
 from model.tensor import Plan, TensorGroup
-
-LARGEST_SIZE = 2**24
-MOST_LAYERS = 20_000
-"""Limits for sizes in a config.json, which is untrusted input."""
 
 
 @dataclass(frozen=True)
@@ -249,9 +245,9 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def get_output_embeddings(self) -> nn.Module: ...
 
+    @abstractmethod
     def new_cache(self) -> Any:
         """An empty cache for `forward`."""
-        return KeyValueCache(self.config.n_layer)
 
     def share_context(self, context: Context) -> None:
         """Compute the loss as `Context.around` says. Call it before the model is wrapped."""
@@ -325,54 +321,6 @@ class LanguageModel(nn.Module, ABC):
             if id(parameter) not in looked_up:
                 matrices += numbers_in(parameter) * (6 if parameter.requires_grad else 4)
         return matrices + 12 * self.config.n_layer * self.config.attention_width * block_size
-
-
-class KeyValueCache:
-    """Keys and values of past positions, each (B, H, T, D), for every layer."""
-
-    def __init__(self, n_layer: int) -> None:
-        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * n_layer
-
-    @property
-    def length(self) -> int:
-        """The number of cached positions."""
-        first = self.layers[0]
-        return 0 if first is None else first[0].size(2)
-
-    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Append new positions (B, H, T, D) and return all of them."""
-        cached = self.layers[layer]
-        if cached is not None:
-            key = torch.cat((cached[0], key), dim=2)
-            value = torch.cat((cached[1], value), dim=2)
-        self.layers[layer] = (key, value)
-        return key, value
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise ValueError for a size below 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}={size} must be at least 1")
-
-
-def read_sizes(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The sizes in a config.json, by our names; `names` has those of config.json.
-
-    Raises ModelError if one is missing, or is none that a model has.
-    """
-    if any(type(content.get(theirs)) is not int for theirs in names.values()):
-        raise ModelError(f"lacks one of {', '.join(names.values())}")
-    sizes: dict[str, int] = {ours: content[theirs] for ours, theirs in names.items()}
-    if not all(1 <= one <= LARGEST_SIZE for one in sizes.values()):
-        raise ModelError("has sizes that no model has")
-    if sizes["n_layer"] > MOST_LAYERS:
-        raise ModelError("has sizes that no model has")
-    if sizes["n_embd"] % sizes["n_head"]:
-        raise ModelError(
-            f"has an {names['n_embd']} that is not a multiple of its {names['n_head']}"
-        )
-    return sizes
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -10,6 +10,7 @@ Module names are GPT-2's, so that parameters have the same names in a snapshot. 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 
 from model.attention import Attend
 from model.documents import Rows
-from model.family import KeyValueCache, LanguageModel, ModelConfig, check_sizes, read_sizes
+from model.family import LanguageModel, ModelConfig
 from model.head import Head
-from model.layout import Layout, Shape
+from model.layout import Layout, ModelError, Shape
 from model.recompute import around_block, within_block
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
@@ -37,6 +38,9 @@ NAMES = {
     "n_head": "n_head",
 }
 """Our names of the sizes, and those of config.json."""
+LARGEST_SIZE = 2**24
+MOST_LAYERS = 20_000
+"""Limits for sizes in a config.json, which is untrusted input."""
 COMPUTED: dict[str, tuple[Any, ...]] = {
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
@@ -48,6 +52,28 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
 """Entries of config.json that decide what is computed, with the values that this file computes."""
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 """Weights that GPT-2's files hold as (inputs, outputs), the transpose of `nn.Linear`'s."""
+
+
+class KeyValueCache:
+    """Keys and values of past positions, each (B, H, T, D), for every layer."""
+
+    def __init__(self, n_layer: int) -> None:
+        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * n_layer
+
+    @property
+    def length(self) -> int:
+        """The number of cached positions."""
+        first = self.layers[0]
+        return 0 if first is None else first[0].size(2)
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Append new positions (B, H, T, D) and return all of them."""
+        cached = self.layers[layer]
+        if cached is not None:
+            key = torch.cat((cached[0], key), dim=2)
+            value = torch.cat((cached[1], value), dim=2)
+        self.layers[layer] = (key, value)
+        return key, value
 
 
 class LayerNorm(nn.LayerNorm):
@@ -172,7 +198,9 @@ class GPTConfig(ModelConfig):
     load its snapshots as GPT-2 (docs/models.md)."""
 
     def __post_init__(self) -> None:
-        check_sizes(**{name: getattr(self, name) for name in NAMES})
+        for name in NAMES:
+            if (size := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={size} must be at least 1")
         if self.activation_function not in ACTIVATIONS:
             known = " or ".join(ACTIVATIONS)
             raise ValueError(f"activation_function={self.activation_function} must be {known}")
@@ -229,7 +257,7 @@ class GPTConfig(ModelConfig):
         if not is_computed or not is_wide:
             return None
         return cls(
-            **read_sizes(content, NAMES),
+            **read_sizes(content),
             dropout=dropout,
             activation_checkpointing=activation_checkpointing,
             activation_function=activation,
@@ -261,6 +289,22 @@ class GPTConfig(ModelConfig):
             "transformer.ln_f.weight": (width,),
             "transformer.ln_f.bias": (width,),
         }
+
+
+def read_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes in a config.json, by our names.
+
+    Raises ModelError if one is missing, or is none that a model has.
+    """
+    if any(type(content.get(theirs)) is not int for theirs in NAMES.values()):
+        raise ModelError(f"lacks one of {', '.join(NAMES.values())}")
+    sizes: dict[str, int] = {ours: content[theirs] for ours, theirs in NAMES.items()}
+    is_some_model = all(1 <= one <= LARGEST_SIZE for one in sizes.values())
+    if not is_some_model or sizes["n_layer"] > MOST_LAYERS:
+        raise ModelError("has sizes that no model has")
+    if sizes["n_embd"] % sizes["n_head"]:
+        raise ModelError("has an n_embd that is not a multiple of its n_head")
+    return sizes
 
 
 class GPT(LanguageModel):
@@ -320,6 +364,9 @@ class GPT(LanguageModel):
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
+
+    def new_cache(self) -> KeyValueCache:
+        return KeyValueCache(self.config.n_layer)
 
     def forward(
         self,

@@ -10,14 +10,16 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub  # imports the rest at its first use
 
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from data.tokenizer_files import CHAT_TEMPLATE, GENERATION, MORE_TEMPLATES
+from model.families import ARCHITECTURES
 from model.family import ModelConfig
 from snapshot.disk.files import readable, sha256_of, snapshot_folders, snapshots_in, visible
 from snapshot.disk.model import (
@@ -65,6 +67,13 @@ class Base:
     commit: str = ""
     weights: tuple[tuple[str, RemoteFile], ...] = ()
     """The files of a repo that hold the weights."""
+    of_text: Mapping[str, Any] = field(default_factory=dict)
+    """What is null in a config.json without a vocabulary: that, the context, the end of a text."""
+
+    def on_text(self, vocabulary: int, context: int, end_of_text: int | None = None) -> Base:
+        """The model for a text, whose sizes it has where its config.json leaves them open: null."""
+        sizes = {"vocab_size": vocabulary, "max_position_embeddings": context}
+        return replace(self, of_text={**sizes, "eos_token_id": end_of_text})
 
     def config(
         self, dropout: float, activation_checkpointing: bool | str, untied: bool = False
@@ -74,9 +83,22 @@ class Base:
         An `untied` model has an output layer of its own, whatever its config says.
         """
         content, _ = read_config(self.folder)
+        if isinstance(content, dict) and content.get("vocab_size", ...) is None:
+            if not self.of_text:
+                raise SnapshotError(
+                    f"{self.key}: its {CONFIG} leaves vocab_size to the text, so the model has no "
+                    "size yet. Set it there, or train a new model with an optim.learning_rate."
+                )
+            is_open = [key for key in self.of_text if content.get(key) is None]
+            content = {**content, **{key: self.of_text[key] for key in is_open}}
         if untied:
             content = {**content, TIE: False}
         return model_config(content, f"{self.key}: its {CONFIG}", dropout, activation_checkpointing)
+
+    def parameters(self) -> int:
+        """Numbers in its parameters, without an untied output layer. Raises SnapshotError."""
+        sizes = self.config(dropout=0.0, activation_checkpointing=False)
+        return layout_for(sizes).size_without_output()
 
     def fetch_weights(self, here: bool = True) -> Path:
         """Download the weights to the Hub client's cache and verify their hashes; their folder.
@@ -104,10 +126,12 @@ class Base:
 def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -> Base:
     """Find the model that `key=value` names, and download its small files if it is a repo.
 
+    The architecture of a preset is this project's, whatever there is of that name elsewhere.
     Raises SnapshotError for what is no such model, HubError if the Hub cannot be reached.
     """
     named = f"{key}={value}"
-    path = visible(Path(value).expanduser())
+    own = ARCHITECTURES.get(value) if key == "model.architecture" else None
+    path = own or visible(Path(value).expanduser())
     if path.exists():
         return _local(named, path, with_weights)
     hub, revision = _repo_of(named, value, timeout)

@@ -8,7 +8,6 @@ from typing import Any
 from data.public_names import public_config
 
 LEGACY_VALUES = {
-    "model.family": "gpt2",
     "model.activation_function": "gelu_new",
     "data.tokenizer": "char",
     "data.documents": "packed",

@@ -32,8 +32,6 @@ SHOWN = (
 LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
 """By the name of a text, its language; others have `hub.language`."""
 SHOWN_EVENTS = 20
-FAMILIES = {"gpt2": "GPT-2", "llama": "Llama"}
-"""How a card writes the names of architectures; others are written as transformers does."""
 
 
 def card_text(
@@ -188,7 +186,7 @@ def _facts_table(
         ("tokenizer", _shown_name(str(value_of(state.config, "data.tokenizer")))),
         (
             "model",
-            f"{FAMILIES.get(shape.family, shape.family)}, {shape.n_layer} layers, {shape.n_head} "
+            f"{shape.family}, {shape.n_layer} layers, {shape.n_head} "
             f"heads, {shape.n_embd} wide, context {shape.block_size}",
         ),
         ("step", f"{state.step:,} (epoch {state.epoch + 1})"),

@@ -1,4 +1,4 @@
-"""Every family of models does all that model/family.py asks: one loop over the registry."""
+"""Every kind of model does all that model/family.py asks; the presets that transformers builds."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import plan
 import runs
 from config.compose import load_config
 from config.schema import ConfigError, OptimConfig, gpt_config
+from data.subwords import tokenizer_of
 from data.tokenizer import CharTokenizer
+from model import families
 from model.attention import KERNEL, PRODUCTS, use_on_cpu
-from model.causal_lm import CausalLM
-from model.families import FAMILIES, build_model
+from model.causal_lm import CausalLMConfig
+from model.families import ARCHITECTURES, build_model
 from model.family import LanguageModel
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
-from model.llama import LlamaConfig
 from planning.fake_trace import Shape, traced_phases
+from snapshot.base import open_base
 from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import read_json
+from snapshot.disk.files import read_json, write_json
 from snapshot.disk.model import check_described, layout_for, model_config
 from snapshot.disk.reading import restore
 from snapshot.disk.state import RunState
@@ -36,23 +39,22 @@ from training.run.session import Session
 from training.step import make_optimizer
 
 TOKENIZER = CharTokenizer("abcdefghijklmnop")
-SIZES = {"gpt2": GPTConfig(16, 12, 2, 4, 16), "llama": LlamaConfig(16, 12, 2, 4, 16, n_kv_head=2)}
-"""A small model of each family; one of transformers."""
-assert set(SIZES) == set(FAMILIES), "a new family needs its small model here"
-SIZES["transformers"] = model_config(
-    {
-        "model_type": "qwen3",
-        "vocab_size": 16,
-        "max_position_embeddings": 12,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-    },
-    "it",
-)
+SMALL = {
+    "vocab_size": 16,
+    "max_position_embeddings": 12,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+PRESET = read_json(ARCHITECTURES["llama_tiny"] / "config.json")
+SIZES = {
+    "gpt2": GPTConfig(16, 12, 2, 4, 16),
+    "llama": model_config({**PRESET, **SMALL}, "it"),
+    "qwen3": model_config({**SMALL, "model_type": "qwen3", "head_dim": 4}, "it"),
+}
+"""A small model of each kind."""
 EACH = pytest.mark.parametrize("name", SIZES)
 IDS = torch.randint(16, (3, 12), generator=torch.Generator().manual_seed(1))
 
@@ -206,7 +208,7 @@ def test_recomputed_blocks_and_products_on_a_cpu_have_the_same_gradients(name, p
     gradients = []
     recomputed = {"activation_checkpointing": True}
     for changes, way in (({}, KERNEL), (recomputed, KERNEL), ({}, PRODUCTS)):
-        model = made(name, **(changes if name != "transformers" else {}))
+        model = made(name, **(changes if name == "gpt2" else {}))
         use_on_cpu(model, way)
         more = [torch.arange(12).remainder(5).expand(3, -1)] if packed else []
         model(IDS, IDS, *more).backward()
@@ -227,65 +229,107 @@ def test_it_is_planned(name, shape):
     assert totals.sum(axis=1).max() > 3 * 4 * weights / shape.shards
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_key_of_a_family_is_one_of_the_configuration(name):
-    config = load_config([f"model.family={name}", "model.n_layer=3"])
+def test_every_size_of_our_gpt_is_a_key():
+    config = load_config(["model.n_layer=3"])
     sizes = gpt_config(config, 16)
-    assert type(sizes) is FAMILIES[name]
     assert sizes.n_layer == 3
     given = {"vocab_size", "block_size", "lora"}
     assert {one.name for one in fields(sizes)} - given <= vars(config.model).keys()
 
 
+def test_a_family_reads_its_config_json_before_transformers_does(monkeypatch):
+    class Mine(GPTConfig):
+        family = "mine"
+
+    content = {**SIZES["gpt2"].config_json(), "model_type": "mine"}
+    with pytest.raises(SnapshotError, match="does not know its model_type 'mine'"):
+        model_config(content, "it")
+    monkeypatch.setattr(families, "FAMILIES", (Mine, *families.FAMILIES))
+    assert type(model_config(content, "it")) is Mine
+    assert type(model_config(SIZES["gpt2"].config_json(), "it")) is GPTConfig
+
+
 WRONG = {
-    "model.family=bert": f"model.family=bert must be {' or '.join(FAMILIES)}",
-    "model.n_kv_head=2": "model.n_kv_head=2 has no effect with model.family=gpt2",
-    "model=llama_tiny model.activation_function=gelu": "no effect with model.family=llama",
-    "model=llama_tiny model.n_kv_head=3": "n_head=4 is not a multiple of n_kv_head=3",
-    "model=llama_tiny model.n_embd=12": "n_embd=12 is not a multiple of 2 * n_head=8",
-    "model=llama_tiny model.n_kv_head=0": "model.n_kv_head=0 must be at least 1",
-    "model.family=llama model.pretrained=a/b": "model.family=llama has no effect with model.pre",
+    "model=llama_tiny model.activation_function=gelu": "gelu has no effect with model=llama_tiny, ",
+    "model=llama_tiny model.n_embd=12": "model.n_embd=12 has no effect with model=llama_tiny, ",
+    "model=llama_tiny model.pretrained=a/b": "model=llama_tiny has no effect with model.pretrained",
     "model=llama_tiny model.architecture=a/b": "model=llama_tiny has no effect with model.arch",
+    "model.architecture=llama_124m": "Write model=llama_124m instead",
+    "model=llama_tiny optim.learning_rate=0": "optim.learning_rate=0.0 must be above 0",
+    "model=llama_tiny data.documents=conversations": "needs a tokenizer with a chat template",
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_key_that_the_family_does_not_have_gets_a_sentence(words):
+def test_a_key_that_a_preset_does_not_have_gets_a_sentence(words):
     with pytest.raises(ConfigError) as raised:
         load_config(words.split())
-    assert WRONG[words] in str(raised.value)
+    (sentence,) = str(raised.value).splitlines()
+    assert WRONG[words] in sentence
 
 
-def test_another_family_is_another_run():
+def test_another_architecture_is_another_run():
     data = {"vocabulary": 7, "fingerprint": "f"}
     old = RunState("a" * 32, "b" * 32, 3, 0, 1, None, {"model": {}}, data)
-    refuse_other_run(old, {"model": {"family": "gpt2"}}, data)  # before there was the key
-    with pytest.raises(OtherRun, match=r"model\.family: gpt2 in the snapshot, llama now"):
-        refuse_other_run(old, {"model": {"family": "llama"}}, data)
-
-
-def test_a_llama_of_others_is_trained_by_transformers():
-    """Its bits are as before there was one of our own; so is one that differs in an entry."""
-    content = SIZES["llama"].config_json()
-    assert isinstance(build_model(model_config({**content, "rope_theta": 5e5}, "it")), CausalLM)
-    assert isinstance(build_model(model_config({**content, "head_dim": 4}, "it")), CausalLM)
+    refuse_other_run(old, {"model": {"architecture": None}}, data)
+    with pytest.raises(OtherRun, match="architecture: null in the snapshot, llama_tiny now"):
+        refuse_other_run(old, {"model": {"architecture": "llama_tiny"}}, data)
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"num_key_value_heads": 3}, "has numbers of heads that do not divide each other"),
-        ({"hidden_size": 12}, "has numbers of heads that do not divide each other"),
-        ({"num_hidden_layers": 10**9}, "has sizes that no model has"),
+        ({"n_head": 3}, "has an n_embd that is not a multiple of its n_head"),
+        ({"n_layer": 10**9}, "has sizes that no model has"),
         ({"vocab_size": "16"}, "lacks one of vocab_size"),
     ],
 )
-def test_a_snapshot_with_sizes_of_no_llama_is_refused(changes, error):
+def test_a_snapshot_with_sizes_of_no_gpt_is_refused(changes, error):
     with pytest.raises(SnapshotError, match=f"it {error}"):
-        model_config({**SIZES["llama"].config_json(), **changes}, "it")
+        model_config({**SIZES["gpt2"].config_json(), **changes}, "it")
 
 
-LLAMA = ("model.family=llama", "model.n_kv_head=1", "snapshot.every=2")
+@pytest.mark.parametrize(("preset", "size"), [("llama_tiny", 806_144), ("llama_124m", 123_551_232)])
+def test_a_preset_has_the_sizes_of_the_gpt_beside_it(monkeypatch, tmp_path, preset, size):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / preset).mkdir()  # a folder of this name is not what the preset names
+    config = load_config([f"model={preset}"])
+    beside = load_config([f"model={'tiny' if preset == 'llama_tiny' else 'gpt2'}"])
+    assert config.data.tokenizer == beside.data.tokenizer == "char"
+    assert config.optim == beside.optim
+    assert config.train.max_steps == beside.train.max_steps
+    base = open_base("model.architecture", preset, 1.0, False)
+    base = base.on_text(65, 64, 0)
+    sizes = base.config(0.0, False)
+    assert isinstance(sizes, CausalLMConfig)
+    assert (sizes.vocab_size, sizes.block_size, sizes.content["eos_token_id"]) == (65, 64, 0)
+    ours = gpt_config(beside, 65)
+    assert all(getattr(sizes, key) == getattr(ours, key) for key in ("n_layer", "n_head", "n_embd"))
+    assert base.parameters() == size
+
+
+def test_sizes_that_a_config_json_leaves_to_the_text(small, tmp_path, capsys):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    write_json(folder / "config.json", {**PRESET, "num_hidden_layers": 1, "hidden_size": 32})
+    own = [word for word in small if not word.startswith("model.")]
+    own += [f"model.architecture={folder}", "data.tokenizer=bpe:300", "train.max_steps=1"]
+    refused = runs.train(*own, "optim.learning_rate=0", f"run.dir={tmp_path / 'run'}")
+    assert refused.returncode == 2
+    assert "its config.json leaves vocab_size to the text" in refused.stderr
+    assert plan.main([*own, "optim.learning_rate=0", "--memory=1", "--device=cpu"]) == 2
+    assert "its config.json leaves vocab_size to the text" in capsys.readouterr().err
+    result = runs.train(*own, "optim.learning_rate=0.01", f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    snapshot = runs.snapshot(tmp_path / "run", 1)
+    content, end = read_json(snapshot / "config.json"), tokenizer_of(snapshot).end_of_text
+    assert end is not None
+    found = {key: content[key] for key in ("vocab_size", "max_position_embeddings", "eos_token_id")}
+    block = load_config(own).data.block_size
+    assert found == {"vocab_size": 300, "max_position_embeddings": block, "eos_token_id": end}
+
+
+LLAMA = ("model=llama_tiny", "snapshot.every=2")
 MASKED = ("data.documents=masked", "model.dropout=0.0", "snapshot.every=2")
 
 
@@ -293,7 +337,7 @@ MASKED = ("data.documents=masked", "model.dropout=0.0", "snapshot.every=2")
 @pytest.mark.parametrize("more", [LLAMA, MASKED], ids=["llama", "masked documents"])
 def test_it_has_one_loss_in_any_shape_and_resumes_exactly(small, tmp_path, more):
     def words(name, steps=4):
-        own = [word for word in small if not word.startswith(("train.max", "snapshot."))]
+        own = words_for(small, more)
         own += [f"data.source={rows(tmp_path)}"] * (more is MASKED)
         return [*own, *more, f"train.max_steps={steps}", f"run.dir={tmp_path / name}"]
 
@@ -310,6 +354,12 @@ def test_it_has_one_loss_in_any_shape_and_resumes_exactly(small, tmp_path, more)
         )
 
 
+def words_for(small, more) -> list[str]:
+    """Without what `more` says; a preset with a config.json has its own sizes."""
+    others = ("train.max", "snapshot.", *(("model.n_", "model.act") if more is LLAMA else ()))
+    return [word for word in small if not word.startswith(others)]
+
+
 def rows(folder):
     """A file of short documents."""
     path = folder / "rows.jsonl"
@@ -320,8 +370,7 @@ def rows(folder):
 @pytest.mark.slow
 def test_every_command_takes_a_llama(small, tmp_path):
     run_dir = tmp_path / "run"
-    own = [word for word in small if not word.startswith(("train.max", "snapshot."))]
-    words = [*own, *LLAMA, "train.max_steps=4"]
+    words = [*words_for(small, LLAMA), *LLAMA, "train.max_steps=4"]
     for script, arguments, code in (
         ("train.py", [*words, "data.documents=masked", f"run.dir={run_dir}"], 0),
         ("sample.py", [str(run_dir), "--length", "20"], 0),
@@ -334,8 +383,9 @@ def test_every_command_takes_a_llama(small, tmp_path):
     verified = runs.run([*runs.MODULE, "verify", str(run_dir)])
     assert "logits    as transformers computes them" in verified.stdout
     page = runs.run([*runs.MODULE, "space", str(run_dir), "--to", str(tmp_path / "page")])
-    assert page.returncode == 2
-    assert "is a llama that the page of a Space cannot run" in page.stderr
+    assert page.returncode == 0, page.stderr
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "page" / "model")
+    assert type(model).__name__ == "LlamaForCausalLM"
 
 
 def test_a_family_that_lacks_a_method_is_not_built():

@@ -115,10 +115,8 @@ def test_the_least_and_the_most_of_each_key_are_as_said():
         }
         assert named.keys() == {*keys}
         words = {key: f"{key}={number}" for key, number in named.items()}
-        groups = words.pop("model.n_kv_head")  # of a Llama alone
         heads = ["model.n_head=10000"] * (bound == "most")  # n_embd is to be a multiple of n_head
         load_config([*words.values(), *heads])
-        load_config(["model.family=llama", groups, *heads, "model.n_embd=20000"])
 
 
 @pytest.mark.thorough

@@ -18,8 +18,7 @@ from runs import CONSTANT, relative_difference
 from shapes import MORE_SHAPES, SHAPES
 
 BATCH, STEPS, LARGEST_NORM = 8, 30, 1.2
-OURS = {"gpt": (), "our llama": ("model=llama_tiny",)}
-MODELS = [*OURS, "llama", "qwen3", "mixtral"]
+MODELS = ["gpt", "llama_tiny", "llama", "qwen3", "mixtral"]
 RING = ["1", "tp 2", "FSDP 2", "tp 2 x shard 2", "cp 2", "DDP 2", "cp 2 x tp 2", "hybrid 2 x 2"]
 RING += ["cp 2 x shard 2", "1"]
 
@@ -38,10 +37,12 @@ def words(small, text_file, tmp_path_factory):
 
     @cache
     def words(model):
-        if model in OURS:
-            return [*shared, *OURS[model]]
-        base = families.make(model, root / model, **(BALANCED if model == "mixtral" else {}))
+        if model == "gpt":
+            return shared
         own = [word for word in shared if not word.startswith("model.n_")]
+        if model == "llama_tiny":
+            return [*own, "model=llama_tiny"]
+        base = families.make(model, root / model, **(BALANCED if model == "mixtral" else {}))
         return [*own, f"model.pretrained={base}"]
 
     return words

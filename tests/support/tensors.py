@@ -18,12 +18,12 @@ from accelerate import Accelerator
 
 from contexts import SIZES, batches, loss_of, sizes
 from model.causal_lm import PACKING
-from model.families import FAMILIES, build_model
+from model.families import build_model
 from model.lora import Lora
 from model.tensor import TensorGroup
 from snapshot.disk.model import model_config
 
-ADAPTED = {f"{one}, adapted": one for one in (*FAMILIES, "their llama", "their phi3")}
+ADAPTED = {f"{one}, adapted": one for one in ("gpt2", "their llama", "their phi3")}
 """Models with adapters that drop some of their inputs."""
 HEADS = {"num_key_value_heads": 4}
 
@@ -32,7 +32,7 @@ def config(name: str):
     """The configuration of a small model, whose heads so many processes can share."""
     if name in ADAPTED:
         return replace(config(ADAPTED[name]), lora=Lora(4, 8, dropout=0.2))
-    if name in FAMILIES or name == "their gpt2":
+    if name in ("gpt2", "their gpt2"):
         return sizes(name)
     content = {**SIZES, "model_type": name.removeprefix("their ")}
     if dist.get_world_size() == 4:
@@ -88,7 +88,7 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    names = [*FAMILIES, *(f"their {family}" for family in PACKING), *ADAPTED]
+    names = ["gpt2", *(f"their {family}" for family in PACKING), *ADAPTED]
     if len(sys.argv) > 2:
         names = sys.argv[2:]
     content = {name: differences(name) for name in names}

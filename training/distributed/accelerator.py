@@ -39,8 +39,8 @@ from config.schema import (
     refuse_uneven_chunks,
 )
 from data.split import Split
+from model.causal_lm import CausalLMConfig
 from model.context import Context
-from model.families import FAMILIES
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
@@ -175,7 +175,7 @@ class Accelerator(accelerate.Accelerator):
         for model in self._models:
             bare = unwrapped(self, model)
             # Some of transformers' models have buffers that follow the length.
-            if type(getattr(bare, "config", None)) in FAMILIES.values():
+            if isinstance(bare, LanguageModel) and not isinstance(bare.config, CausalLMConfig):
                 yield from bare.named_buffers()
 
     def _refuse_changed_buffers(self) -> None:

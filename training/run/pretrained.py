@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import active_dropout
 from model.families import build_empty
-from model.family import LanguageModel, ModelConfig
+from model.family import LanguageModel
 from model.frozen import (
     AUTO,
     FLOAT32,
@@ -75,8 +74,7 @@ def refuse_undescribed(config: Config) -> None:
         )
     for one in fields(sizes):
         value, read = getattr(sizes, one.name), getattr(found, one.name)
-        # A size that is None follows from the others, and config.json has its value.
-        if one.name not in OF_TRAINING and value not in (None, read):
+        if one.name not in OF_TRAINING and value != read:
             raise ConfigError(
                 f"{kind.__name__}.{one.name}={value!r} is not in its config_json: sample.py and "
                 f"evaluate.py would use {read!r}. Write it there, and have {kind.__name__}.read "
@@ -104,9 +102,11 @@ def find_pretrained(
         found = run_on_main(accelerator, lambda: _open(config))
         where = decided_by_main(accelerator, lambda: None if found is None else found.name)
         base = local_main_first(accelerator, lambda: found or _open(config, where))
-    if config.data.documents == MASKED and not _sizes(base).can_pack:
-        raise ConfigError(f"{base.key}: {CANNOT_MASK}")
-    settle_rate(config, partial(_parameters, base))
+    if config.data.documents == MASKED:
+        sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
+        if not sizes.can_pack:
+            raise ConfigError(f"{base.key}: {CANNOT_MASK}")
+    settle_rate(config, base.parameters)
     return PretrainedModel(accelerator, config, base)
 
 
@@ -118,14 +118,6 @@ def _open(config: Config, where: str | None = None) -> Base:
     is_pretrained = key == "model.pretrained"
     base = open_base(key, where or value, config.hub.timeout_seconds, is_pretrained)
     return replace(base, key=f"{key}={value}")
-
-
-def _sizes(base: Base) -> ModelConfig:
-    return base.config(dropout=0.0, activation_checkpointing=False)
-
-
-def _parameters(base: Base) -> int:
-    return layout_for(_sizes(base)).size_without_output()
 
 
 class PretrainedModel:
@@ -165,6 +157,8 @@ class PretrainedModel:
         kept = keys.frozen_dtype if start.state is None else start.state.frozen_dtype
         if NF4 in (keys.frozen_dtype, kept):
             refuse_nf4(accelerator)
+        context, end = self._config.data.block_size, tokenizer.end_of_text
+        base = base.on_text(tokenizer.vocab_size, context, end)
         sizes = base.config(keys.dropout, keys.activation_checkpointing)
         if self._config.data.block_size > sizes.block_size:
             raise ConfigError(too_long(self._config, base.key, sizes.block_size))

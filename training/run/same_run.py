@@ -15,12 +15,10 @@ from snapshot.errors import OtherRun
 MUST_MATCH = (
     "model.pretrained",
     "model.architecture",
-    "model.family",
     "data.block_size",
     "data.documents",
     "model.n_layer",
     "model.n_head",
-    "model.n_kv_head",
     "model.n_embd",
     "model.activation_function",
     "model.lora_rank",

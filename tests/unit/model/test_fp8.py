@@ -11,7 +11,6 @@ from families import FAMILIES
 from model.causal_lm import CausalLMConfig
 from model.fp8 import RECIPES, TENSORWISE, Fp8Error, fp8_layers
 from model.gpt import GPTConfig
-from model.llama import LlamaConfig
 from model.lora import hidden
 from model.recompute import SELECTIVE
 from product_dtypes import products_of_step
@@ -20,7 +19,6 @@ IDS = torch.arange(64).view(2, 32)
 SIZES = {"vocab_size": 320, "block_size": 48, "n_layer": 2, "n_head": 4, "n_embd": 64}
 CONFIGS = {
     "our GPT": GPTConfig(**SIZES),
-    "our Llama": LlamaConfig(**SIZES),
     "llama": CausalLMConfig.read(FAMILIES["llama"]),
     "mixtral": CausalLMConfig.read(FAMILIES["mixtral"]),
 }

@@ -8,18 +8,21 @@ import pytest
 import torch
 from torch import nn
 
+import families
 from model import new_weights
+from model.causal_lm import CausalLMConfig
 from model.families import build_empty, build_model
 from model.gpt import GPTConfig
 from model.layout import ModelError
-from model.llama import LlamaConfig
 from model.lora import Lora
 from model.new_weights import END, NewWeights, Recording
 from model.sharded import Piece
 
 SIZES = {
     "gpt2": GPTConfig(vocab_size=96, block_size=48, n_layer=2, n_head=2, n_embd=64),
-    "llama": LlamaConfig(vocab_size=96, block_size=48, n_layer=2, n_head=4, n_embd=64, n_kv_head=2),
+    "llama": CausalLMConfig.read(
+        {**families.FAMILIES["llama tied"], "vocab_size": 96, "hidden_size": 64}
+    ),
 }
 
 

@@ -18,7 +18,6 @@ from model.causal_lm import CausalLMConfig
 from model.families import build_empty
 from model.family import ModelConfig, parameter_count
 from model.gpt import GPTConfig
-from model.llama import LlamaConfig
 from model.sharded import Cut, numbers_in, whole_shape, writes_shard
 from model.tensor import TensorGroup
 from optim.optimizers import OPTIMIZERS, UsualSettings
@@ -38,7 +37,9 @@ from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
 # Of a vocabulary of 97, processes have different numbers of rows.
 SIZES: dict[str, ModelConfig] = {
     "gpt2": GPTConfig(vocab_size=97, block_size=64, n_layer=2, n_head=4, n_embd=96),
-    "llama": LlamaConfig(vocab_size=97, block_size=64, n_layer=2, n_head=4, n_embd=64, n_kv_head=2),
+    "llama": CausalLMConfig.read(
+        {**families.FAMILIES["llama tied"], "vocab_size": 97, "hidden_size": 64}
+    ),
     "qwen3": CausalLMConfig.read(
         {**families.FAMILIES["qwen3"], "vocab_size": 97, "num_key_value_heads": 4}
     ),
