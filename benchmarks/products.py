@@ -22,7 +22,6 @@ from model.causal_lm import CausalLMConfig, quiet_transformers
 from model.family import ModelConfig
 from model.fp8 import TENSORWISE, Fp8Error
 from model.gpt import GPTConfig
-from model.llama import LlamaConfig
 from product_dtypes import products_of_step
 
 
@@ -32,7 +31,6 @@ def main() -> None:
     print(as_words(machine()))
     models = {
         "our GPT": GPTConfig(320, 48, 2, 4, 64),
-        "our Llama": LlamaConfig(320, 48, 2, 4, 64),
         **{name: CausalLMConfig.read(one) for name, one in {**FAMILIES, **OTHERS}.items()},
     }
     rows, in_fp8 = [], []

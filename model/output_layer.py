@@ -3,7 +3,7 @@
 transformers computes the logits of all positions, and some architectures scale or cap them
 afterwards. `find_steps` finds out what one does to them: it calls transformers' own `forward`,
 around a body and an output layer that compute nothing. `OutputLayer` then computes the loss in
-chunks, as `Head` does for our own models.
+chunks, as `Head` does for our GPT.
 
 Letters in shapes: B batch, T time (positions), C channels, V vocabulary.
 """

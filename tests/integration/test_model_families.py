@@ -289,7 +289,7 @@ def test_a_snapshot_with_sizes_of_no_gpt_is_refused(changes, error):
         model_config({**SIZES["gpt2"].config_json(), **changes}, "it")
 
 
-@pytest.mark.parametrize(("preset", "size"), [("llama_tiny", 806_144), ("llama_124m", 123_551_232)])
+@pytest.mark.parametrize(("preset", "size"), [("llama_tiny", 861_440), ("llama_124m", 85_003_776)])
 def test_a_preset_has_the_sizes_of_the_gpt_beside_it(monkeypatch, tmp_path, preset, size):
     monkeypatch.chdir(tmp_path)
     (tmp_path / preset).mkdir()  # a folder of this name is not what the preset names
