@@ -222,22 +222,21 @@ def _write_tokens(
     """Last pass: write the tokens to their file, and count them."""
     totals = Totals(tokenizer, has_targets)
 
-    def counted() -> Iterator[TokenRows]:
-        waiting: list[Encoded] = []
+    def batches() -> Iterator[TokenRows]:
+        batch: list[Encoded] = []
+        tokens = 0
         for part in parts:
             totals.add(part)
             progress.done = totals.info.characters
-            if waiting and part.held_out != waiting[0].held_out:
-                yield joined(waiting)
-                waiting = []
-            waiting.append(part)
-            if sum(len(one.tokens) for one in waiting) >= BATCH_TOKENS:
-                yield joined(waiting)
-                waiting = []
-        if waiting:
-            yield joined(waiting)
+            if batch and (tokens >= BATCH_TOKENS or part.held_out != batch[0].held_out):
+                yield joined(batch)
+                batch, tokens = [], 0
+            batch.append(part)
+            tokens += len(part.tokens)
+        if batch:
+            yield joined(batch)
 
-    write_tokens(str(building / TOKENS), counted(), tokenizer.dtype, has_targets)
+    write_tokens(str(building / TOKENS), batches(), tokenizer.dtype, has_targets)
     return totals
 
 

@@ -9,7 +9,9 @@ import threading
 import numpy as np
 import pytest
 
+import data.encode
 import data.prepare
+import data.progress
 from data.corpus import prepare_corpus
 from data.encode import in_order
 from data.errors import DataError
@@ -296,7 +298,9 @@ import sys
 from pathlib import Path
 import data.corpus
 import data.shared_files
+import data.encode
 import data.prepare
+import data.progress
 
 def say(word):
     print(word, flush=True)
@@ -350,3 +354,24 @@ def test_processes_that_prepare_together_share_one_corpus(tmp_path):
     assert answers[1] == answers[0]  # the second did not build
     assert answers[0].split()[1] == str(int(len(TEXT) * 0.9))
     assert len(cached(tmp_path)) == 1
+
+
+class Counted(np.ndarray):
+    """Tokens that count how often their number is read."""
+
+    reads = 0
+
+    def __len__(self):
+        Counted.reads += 1
+        return super().__len__()
+
+
+def test_the_cost_of_many_small_texts_is_linear(tmp_path):
+    parts = 3000
+    tokens = np.zeros(1, dtype=np.uint8).view(Counted)
+    part = data.encode.Encoded(tokens, np.array([1]), held_out=False, characters=1, text_bytes=1)
+    totals = data.prepare._write_tokens(
+        iter([part] * parts), tmp_path, CharTokenizer("a"), False, data.progress.Progress()
+    )
+    assert totals.info.tokens == parts
+    assert Counted.reads < 10 * parts
