@@ -29,6 +29,7 @@ from training.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_USER_MISTAKE,
+    exit_code_in,
 )
 
 RUN_DIR = Path("out/run")
@@ -70,13 +71,13 @@ class Attempts:
     def _attempt(self) -> int:
         code_file = self._run_dir / "exit_code"
         self._run_dir.mkdir(parents=True, exist_ok=True)  # a refused run does not create it
-        if _code_in(code_file) is not None:  # a file of that name may be the user's
+        if exit_code_in(code_file) is not None:  # a file of that name may be the user's
             code_file.unlink()
         self._launcher = subprocess.Popen(self._command)
         if self._stopped.is_set():  # a signal came between two attempts
             self._launcher.terminate()
         status = self._launcher.wait()
-        if (code := _code_in(code_file)) is not None:
+        if (code := exit_code_in(code_file)) is not None:
             return code
         if self._cause:  # a signal came before the run could leave a code
             return 128 + self._cause  # the convention of shells
@@ -129,12 +130,6 @@ def _handles(pid: int, number: int) -> bool:
     """Whether a process of Linux has a handler for a signal."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return any(int(line[7:], 16) >> number - 1 & 1 for line in lines if line[:7] == "SigCgt:")
-
-
-def _code_in(path: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -26,8 +26,6 @@ TOLERANCE = 1e-5
 TOKENS = 64
 PLAIN = (".safetensors", ".json", ".jinja", ".txt", ".model")
 """File extensions of data; none of them is executed when it is read."""
-VARIES = "state.json"
-"""It has names of attempts in it."""
 
 
 def same_bits(name: str, one: Path, other: Path, said: str) -> Line:

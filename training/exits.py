@@ -1,6 +1,9 @@
-"""Exit codes of a run, and the errors that end it on purpose. Imports nothing."""
+"""Exit codes of a run, and the errors that end it on purpose. Imports nothing heavy."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -20,3 +23,10 @@ class TrainingStopped(Exception):
 
 class OutOfMemory(TrainingStopped):
     """There was not enough memory for a step."""
+
+
+def exit_code_in(path: Path) -> int | None:
+    """The exit code that an attempt has left in a file; None if it holds anything else."""
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None

@@ -165,9 +165,9 @@ def step_of(hub: LoopbackHub, repo_id: str = REPO) -> int:
     return latest(hub, repo_id).get("step", 0)
 
 
-def all_latest(hub: LoopbackHub, repo_id: str = REPO) -> list[dict]:
+def all_latest(hub: LoopbackHub) -> list[dict]:
     """`latest.json` of every head that had one."""
-    repo = hub.repo(repo_id)
+    repo = hub.repo(REPO)
     assert repo is not None
     heads = [commit for commit in repo.every_head if "latest.json" in repo.files(commit)]
     return [json.loads(repo.read(commit, "latest.json")) for commit in heads]
@@ -181,9 +181,9 @@ def steps_at_head(repo: Repo) -> list[int]:
     return sorted(int(folder.split("-")[1]) for folder in folders)
 
 
-def assert_always_whole(hub: LoopbackHub, repo_id: str = REPO) -> None:
+def assert_always_whole(hub: LoopbackHub) -> None:
     """Every commit that was ever the head of main holds whole snapshots and no other."""
-    repo = hub.repo(repo_id)
+    repo = hub.repo(REPO)
     assert repo is not None
     for commit in repo.every_head:
         _assert_whole(repo, commit)

@@ -54,12 +54,10 @@ def is_outer(factors: list[Tensor]) -> bool:
     return len(factors) == 2 and factors[0].shape[-1] == 1 == factors[1].shape[-2]
 
 
-def products_of_step(
-    model: torch.nn.Module, ids: Tensor, dtype: torch.dtype = torch.bfloat16
-) -> Products:
-    """The products of a forward and a backward pass under autocast, as `Accelerator` trains."""
+def products_of_step(model: torch.nn.Module, ids: Tensor) -> Products:
+    """The products of a forward and a backward pass in bf16, as `Accelerator` trains."""
     with Products() as products:
-        with torch.autocast(ids.device.type, dtype):
+        with torch.autocast(ids.device.type, torch.bfloat16):
             loss = model(ids, ids)
         loss.float().backward()
     return products

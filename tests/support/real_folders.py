@@ -702,11 +702,12 @@ def _begin(made: Tokenizer, kind: Kind) -> None:
         )
 
 
-def give_output(folder: Path, name: str = "lm_head.weight") -> Path:
+def give_output(folder: Path) -> Path:
     """Add another output layer to the weights of a model whose config ties it; the folder."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     embedding = next(one for key, one in tensors.items() if key.endswith(EMBEDDINGS))
     torch.manual_seed(13)
-    save_file(tensors | {name: torch.randn_like(embedding)}, path, {"format": "pt"})
+    output = {"lm_head.weight": torch.randn_like(embedding)}
+    save_file(tensors | output, path, {"format": "pt"})
     return folder

@@ -1,12 +1,11 @@
 """A headless Chromium for the tests, driven by the DevTools protocol over two pipes.
 
-    with web_browser.served(folder) as address, web_browser.chromium() as chromium:
-        page = chromium.open(address, width=400, dark=True)
+    with web_browser.chromium() as chromium:
+        page = chromium.open(address)
         page.press("Tab")
         page.type("Once")
         page.wait_for("document.title === 'Once'")
         assert page.evaluate("document.images.length") == 0
-        page.screenshot(folder / "page.png")
         assert all(url.startswith(address) for url in page.requested)
 
 The protocol: https://chromedevtools.github.io/devtools-protocol/. Messages are JSON and end with a
@@ -15,10 +14,7 @@ zero byte; Chromium reads them from its file 3 and writes to its file 4. No port
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import functools
-import http.server
 import itertools
 import json
 import os
@@ -27,10 +23,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,18 +50,7 @@ OPTIONS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # nothing outside is reached
 )
 ON_FILES_3_AND_4 = 'read=$1 write=$2; shift 2; exec "$@" 3<&"$read" 4>&"$write"'
-CONTROL = 2
-"""The bit of the Ctrl key in a key event's modifiers."""
-KEYS = {
-    "Enter": (13, "\r"),
-    "Escape": (27, ""),
-    "Tab": (9, ""),
-    "Space": (32, " "),
-    "ArrowRight": (39, ""),
-    "ArrowLeft": (37, ""),
-    "ArrowUp": (38, ""),
-    "ArrowDown": (40, ""),
-}
+KEYS = {"Enter": (13, "\r"), "Tab": (9, "")}
 """By name, the code of a key, and the text that it types."""
 
 
@@ -85,14 +68,12 @@ class Browser:
         self._answers: dict[int, dict[str, Any]] = {}
         self._pages: dict[str, Page] = {}
 
-    def open(self, url: str, *, width: int = 1024, height: int = 768, dark: bool = False) -> Page:
-        """A new page, once its load event has been; sizes in CSS pixels."""
+    def open(self, url: str) -> Page:
+        """A new page, once its load event has been."""
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         attached = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})
         page = Page(self, attached["sessionId"])
         self.follow(page, page.session)
-        page.set_viewport(width, height)
-        page.set_colours(dark)
         page.go_to(url)
         return page
 
@@ -192,38 +173,13 @@ class Page:
         """Type into what has the focus."""
         self._call("Input.insertText", {"text": text})
 
-    def press(self, key: str, *, control: bool = False) -> None:
-        """Press and release a key of `KEYS`, with Ctrl if `control`."""
+    def press(self, key: str) -> None:
+        """Press and release a key of `KEYS`."""
         code, text = KEYS[key]
-        event = {"key": text if key == "Space" else key, "code": key}
-        event |= {"windowsVirtualKeyCode": code, "modifiers": CONTROL if control else 0}
-        typed = {} if control or not text else {"text": text}
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        typed = {"text": text} if text else {}
         self._call("Input.dispatchKeyEvent", {"type": "keyDown", **event, **typed})
         self._call("Input.dispatchKeyEvent", {"type": "keyUp", **event})
-
-    def set_viewport(self, width: int, height: int) -> None:
-        """Give the page a window of so many CSS pixels."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._call("Emulation.setDeviceMetricsOverride", size)
-
-    def set_colours(self, dark: bool) -> None:
-        """Have `prefers-color-scheme` match dark or light."""
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", {"features": [scheme]})
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write a PNG of the window, or of the whole page."""
-        picture = self._call("Page.captureScreenshot", {"captureBeyondViewport": whole})
-        path.write_bytes(base64.b64decode(picture["data"]))
-
-    def accessibility(self) -> list[tuple[str, str]]:
-        """The role and the name of everything that a screen reader is shown, in order."""
-        nodes = self._call("Accessibility.getFullAXTree", {})["nodes"]
-        return [
-            (node["role"]["value"], node.get("name", {}).get("value", ""))
-            for node in nodes
-            if not node["ignored"]
-        ]
 
     def take(self, method: str, event: dict[str, Any]) -> None:
         """Record an event of this page or of a worker of it."""
@@ -246,21 +202,6 @@ def _described(raised: dict[str, Any]) -> str:
     return raised.get("exception", {}).get("description") or raised["text"]
 
 
-class _Server(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address at which 127.0.0.1 serves a folder, as `python -m http.server` does."""
-    handler = functools.partial(_Server, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
 def find_program() -> str:
     """The path of Chromium; the test is skipped if there is none."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
@@ -270,16 +211,16 @@ def find_program() -> str:
 
 
 @contextlib.contextmanager
-def chromium(*options: str) -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     """A headless Chromium with a profile of its own; the test is skipped if there is none.
 
-    `options` are added to its command line. It and its profile are gone afterwards.
+    It and its profile are gone afterwards.
     """
     program = find_program()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         its_read, write = os.pipe()
         read, its_write = os.pipe()
-        command = [program, *OPTIONS, f"--user-data-dir={profile}", *options, "about:blank"]
+        command = [program, *OPTIONS, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(
             ["bash", "-c", ON_FILES_3_AND_4, "bash", str(its_read), str(its_write), *command],
             pass_fds=(its_read, its_write),

@@ -96,8 +96,6 @@ BUCKET_MIB = 25
 LARGEST_BUCKET_MIB = 250
 BUCKETS = 8
 """The least number of buckets between machines: the last one is sent after the backward pass."""
-WITH_BF16 = ("bf16", "fp8")
-"""Values of mixed_precision whose other operations are in bf16."""
 REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """By `run.reduce_dtype`, the dtype in which processes send and add up gradients."""
 

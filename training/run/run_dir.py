@@ -28,6 +28,7 @@ from store.events import parse_events
 from store.fetch import PARTIAL
 from store.records import EVENTS
 from training.distributed.environment import is_local_main_process
+from training.exits import exit_code_in
 from training.reporting.console import say_error
 from training.reporting.curves import CURVES
 from training.reporting.trackers import FOLDER as TRACKERS
@@ -114,13 +115,6 @@ def attempts_in(run_dir: Path) -> frozenset[str]:
     with suppress(OSError, ValueError):
         return frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
     return frozenset()
-
-
-def exit_code_in(path: Path) -> int | None:
-    """The exit code that an attempt has left in a file; None if it holds anything else."""
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
 
 
 def may_hold_code(path: Path) -> bool:
@@ -244,12 +238,6 @@ class RunLock:
                 for path in files:
                     path.unlink(missing_ok=True)
                 folder.rmdir()
-
-    def release(self) -> None:
-        """Let another attempt have the directory."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
     def note_exit(self, code: int) -> int:
         """Leave an exit code for whoever started this attempt, and return it.

@@ -27,9 +27,10 @@ from training.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_USER_MISTAKE,
+    exit_code_in,
 )
 from training.reporting.console import duration
-from training.run.run_dir import EXIT_CODE, LOCK, exit_code_in, holds_run
+from training.run.run_dir import EXIT_CODE, LOCK, holds_run
 
 CODES = {
     EXIT_DONE: "ended: all steps are done",

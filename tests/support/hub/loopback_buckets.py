@@ -40,19 +40,12 @@ class Bucket:
         self.contents = Contents(folder)
         self._lock = threading.RLock()
         self._files: dict[str, Stored] = {}
-        self._states: list[dict[str, Stored]] = []
 
     @property
     def files(self) -> dict[str, Stored]:
         """The files by path."""
         with self._lock:
             return dict(self._files)
-
-    @property
-    def every_state(self) -> list[dict[str, Stored]]:
-        """The files after each operation, in order."""
-        with self._lock:
-            return list(self._states)
 
     def read(self, path: str) -> bytes:
         """The content of a file."""
@@ -65,7 +58,6 @@ class Bucket:
                 self._files.pop(path, None)
             else:
                 self._files[path] = stored
-            self._states.append(dict(self._files))
 
 
 @ROUTES.answers("bucket-create", "POST", "/api/buckets/{repo}")

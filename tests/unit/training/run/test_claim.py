@@ -161,4 +161,3 @@ def test_a_link_that_leads_nowhere_yet_stays_a_link(tmp_path):
     lock.acquire(link)
     assert link.is_symlink()
     assert list((tmp_path / "disk" / "target" / "snapshots").iterdir()) == []
-    lock.release()

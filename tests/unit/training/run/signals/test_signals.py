@@ -176,7 +176,7 @@ class Ending:
     note_exit = staticmethod(lambda code: code)
     end, _say_now = Session._end_by_signal, Session._say_now
     signals = SimpleNamespace(phase=Phase.TRAINING)
-    finish_writing = _release_after_uploads = staticmethod(lambda *_: None)
+    finish_writing = staticmethod(lambda *_: None)
 
 
 def test_a_signal_ends_a_run_whose_stderr_is_gone(left, monkeypatch):
