@@ -111,10 +111,7 @@ class Attention(nn.Module):
         # A single new position attends to all cached ones. Several positions need the causal mask,
         # which is correct only for an empty cache; GPT.forward ensures that.
         dropout = self.dropout if self.training else 0.0
-        if rows is not None:
-            mixed = self.attend(query, key, value, rows=rows, dropout_p=dropout)
-        else:
-            mixed = self.attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
+        mixed = self.attend(query, key, value, rows, dropout, is_causal=time > 1)
         mixed = mixed.transpose(1, 2).reshape(batch, time, -1)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
 
