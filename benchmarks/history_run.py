@@ -37,6 +37,7 @@ class Run:
 
         from config.compose import load_config
         from config.schema import gpt_config
+        from config.stored import as_plain
         from data.token_file import TokenStream
         from data.tokenizer import CharTokenizer
         from model.gpt import GPT
@@ -58,7 +59,7 @@ class Run:
         for state in self.optimizer.state.values():
             state["step"].fill_(steps)
         self.accelerator, self.tokenizer = Accelerator(cpu=True), tokenizer
-        plain = {"run": {"name": "history"}, "model": {}}
+        plain = as_plain(self.config)
         self.state = RunState("run", "attempt", steps, 0, 1337, None, plain, {})
         self.stream = TokenStream([torch.randint(tokenizer.vocab_size, (1 << 20,)).numpy()])
 

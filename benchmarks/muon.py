@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ def count(processes: int, shards: int) -> dict[str, float]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    import planning.kernels
     from config.schema import OptimConfig
     from model.gpt import GPTConfig
     from planning.allocation_log import LiveBytes
@@ -53,9 +51,8 @@ def count(processes: int, shards: int) -> dict[str, float]:
     shape = Shape("cpu", "bf16", processes, shards, "muon")
     config = GPTConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768)
     memory, counter = LiveBytes(), FlopCounterMode(display=False)
-    patched = getattr(planning.kernels, "without_offsets", nullcontext)  # of older versions
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with _fake_process_group(shape) as mesh, fake, patched():
+    with _fake_process_group(shape) as mesh, fake:
         bare = _bare_model(config, shape)
         model: Any = bare if mesh is None else _sharded(bare, mesh, shape)
         optimizer = make_optimizer(bare, OptimConfig(name="muon"), torch.device("cpu"), "bf16")

@@ -32,7 +32,7 @@ def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
             here = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(here, dict):
         return stored
-    parts = (public_config(here), public_config(stored), here)
+    parts = (public_config(here), stored, here)
     public, was, own = (part.get("data") for part in parts)
     if not (isinstance(public, dict) and isinstance(was, dict) and isinstance(own, dict)):
         return stored

@@ -44,7 +44,7 @@ def public_resume(resume: str) -> str:
 
 
 def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as snapshots store it, without folders; older ones may have some."""
+    """A configuration as snapshots store it, without folders."""
     found = {name: dict(part) if isinstance(part, dict) else part for name, part in config.items()}
     for (section, name), public in PUBLIC.items():
         part = found.get(section)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.public_names import public_config, public_resume
+from data.public_names import public_resume
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
@@ -244,7 +244,7 @@ def _also_in_repo(
 
 def _began_from(state: RunState | None) -> object:
     """What `snapshot.resume` was when the run began."""
-    return None if state is None else value_of(public_config(state.config), "snapshot.resume")
+    return None if state is None else value_of(state.config, "snapshot.resume")
 
 
 def _named_snapshot(resume: str, root: Path, timeout: float, fetch: Fetch) -> Start:

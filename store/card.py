@@ -92,8 +92,8 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_
     return huggingface_hub.ModelCardData(
         library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
         pipeline_tag="text-generation",
-        license=state.config["hub"].get("license"),
-        language=state.config["hub"].get("language") or LANGUAGES.get(name),
+        license=value_of(state.config, "hub.license"),
+        language=value_of(state.config, "hub.language") or LANGUAGES.get(name),
         datasets=[one for one in _sources(state) if _is_dataset(one)] or None,
         base_model=_base_model(state),
         tags=[
@@ -122,7 +122,7 @@ def _base_model(state: RunState) -> str | None:
     if state.base is not None:
         name = state.base
     elif state.origin is not None:
-        name = _value(state.config, "snapshot.resume")
+        name = str(value_of(state.config, "snapshot.resume"))
     else:
         return None
     repo = NAMED_REPO.fullmatch(name)
@@ -193,7 +193,7 @@ def _facts_table(
     ]
     if (loss := state.best_loss) is not None:
         facts.append(("best held-out loss", loss_in_words(state.data, loss)))
-    facts += [(label, _value(state.config, key)) for key, label in SHOWN]
+    facts += [(label, str(value_of(state.config, key))) for key, label in SHOWN]
     if speed is not None:
         facts.append(("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}"))
     if proof is not None:
@@ -244,11 +244,6 @@ def _continue_training(repo_id: str) -> str:
         f"accelerate launch train.py run.name=another snapshot.resume={repo_id} ...\n"
         "```"
     )
-
-
-def _value(config: Mapping[str, Any], key: str) -> str:
-    section, name = key.split(".")
-    return str(config.get(section, {}).get(name, "unknown"))
 
 
 def _shown_name(source: str) -> str:

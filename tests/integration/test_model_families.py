@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -24,6 +24,7 @@ from model.family import LanguageModel
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from planning.fake_trace import Shape, traced_phases
+from small_snapshots import CONFIG, state_at
 from snapshot.base import open_base
 from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_snapshot
@@ -78,8 +79,7 @@ def update(model, optimizer, ids=IDS) -> float:
 
 
 def save(root, model, optimizer, step: int):
-    config = {"optim": asdict(OptimConfig(name="muon"))}
-    state = RunState("a" * 32, "b" * 32, step, 0, 1, None, config, {"vocabulary": "x"})
+    state = state_at(step, name="muon")
     to = Destination(root, piece_bytes=10**9)
     return begin_snapshot(to, state, model, optimizer, TOKENIZER.save).write()
 
@@ -270,10 +270,11 @@ def test_a_key_that_a_preset_does_not_have_gets_a_sentence(words):
 
 def test_another_architecture_is_another_run():
     data = {"vocabulary": 7, "fingerprint": "f"}
-    old = RunState("a" * 32, "b" * 32, 3, 0, 1, None, {"model": {}}, data)
-    refuse_other_run(old, {"model": {"architecture": None}}, data)
+    old = state_at(3, data)
+    refuse_other_run(old, CONFIG, data)
+    model = {**CONFIG["model"], "architecture": "llama_tiny"}
     with pytest.raises(OtherRun, match="architecture: null in the snapshot, llama_tiny now"):
-        refuse_other_run(old, {"model": {"architecture": "llama_tiny"}}, data)
+        refuse_other_run(old, {**CONFIG, "model": model}, data)
 
 
 @pytest.mark.parametrize(

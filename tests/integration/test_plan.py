@@ -49,8 +49,8 @@ from planning.fits import (
     within_machine,
 )
 from planning.kernels import cuda_kernels
+from small_snapshots import state_at
 from snapshot.disk.model import layout_for
-from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from tracked import tracked
 from training.evaluation import TOKENS, held_out_loss
@@ -106,7 +106,7 @@ def counted_phases(
         for _ in generate(model, ids[:1, :5], min(TOKENS, config.block_size + 4)):
             pass
         tracker.place = ("snapshot", 1)
-        state = RunState("", "", 1, 0, 0, None, {}, {})
+        state = state_at(1)
         rest = lambda _: None  # noqa: E731
         begin_snapshot(Destination(folder, PIECE), state, model, optimizer, rest).write()
     found: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -18,6 +17,7 @@ from optim.optimizers import OPTIMIZERS, decayed_groups, refusal
 from optim.schedules import SCHEDULES, Schedule
 from planning.allocation_log import KINDS
 from planning.fake_trace import Shape, traced_phases
+from small_snapshots import state_at
 from snapshot import comparison
 from snapshot.__main__ import main
 from snapshot.comparison import compare_logits
@@ -27,7 +27,6 @@ from snapshot.disk.model import ADAPTERS, model_config
 from snapshot.disk.numbers import refuse_other_counts
 from snapshot.disk.reading import restore
 from snapshot.disk.shards import snapshot_bytes
-from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import SnapshotError, Unresumable
 from training.distributed.accelerator import Accelerator
@@ -84,8 +83,7 @@ def attempt(name: str) -> tuple[GPT, torch.optim.Optimizer]:
 
 
 def save(folder, name: str, model: GPT, optimizer: torch.optim.Optimizer, step: int = 2):
-    config = {"optim": asdict(OptimConfig(name=name))}
-    state = RunState("a" * 32, "b" * 32, step, 0, 1, None, config, {"vocabulary": "x"})
+    state = state_at(step, name=name)
     to = Destination(folder, piece_bytes=10**9)
     return begin_snapshot(to, state, model, optimizer, TOKENIZER.save).write()
 

@@ -15,6 +15,7 @@ import runs
 from config.compose import load_config
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
+from small_snapshots import state_at
 from snapshot.disk.files import verify
 from snapshot.disk.state import RunState, read_state
 from snapshot.start import Start
@@ -124,7 +125,7 @@ def test_lines_of_the_loop_and_the_writer_do_not_mix(tmp_path):
 
 def test_a_learning_rate_that_jumps_is_named_and_no_other():
     before = load_config(["model=baby", "train.max_steps=2000"])
-    state = RunState("run", "attempt", 2000, 0, 1337, None, {}, {})
+    state = state_at(2000)
     state.config = {"optim": vars(before.optim), "train": vars(before.train)}
     assert rate_jump(state, before) is None
     longer = ["model=baby", "train.max_steps=4000"]

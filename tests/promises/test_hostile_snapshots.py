@@ -24,10 +24,10 @@ from data.tokenizer import CharTokenizer
 from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from sealed import MOST_MEMORY, at_most, is_refused, seal
+from small_snapshots import state_at
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import MANIFEST
 from snapshot.disk.model import model_config
-from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from subword_folders import trained
 
@@ -70,9 +70,8 @@ def good_snapshot(root: Path, model, tokenizer, piece: int) -> Path:
     model(ids, ids).backward()
     for _ in range(STEP):
         optimizer.step()
-    config = {"run": {"name": "hostile"}, "data": {}}
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": 5}
-    state = RunState("run", "attempt", STEP, 0, 1, 1.5, config, data)
+    state = state_at(STEP, data)
     save = tokenizer.save
     place = begin_snapshot(Destination(root, piece), state, model, optimizer, save).write()
     check_snapshot(place)

@@ -16,8 +16,8 @@ from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 from model.gpt import GPT, GPTConfig
 from sealed import is_refused, seal
+from small_snapshots import state_at
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import SnapshotError
 from subword_folders import foreign_folder, trained
@@ -34,8 +34,7 @@ def snapshot_with(tokenizer: Tokenizer, rows: int, root: Path) -> Path:
     for _ in range(STEP):
         optimizer.step()
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": rows}
-    config = {"run": {"name": "hostile"}, "data": {}}
-    state = RunState("run", "attempt", STEP, 0, 1, 1.5, config, data)
+    state = state_at(STEP, data)
     save = tokenizer.save
     return begin_snapshot(Destination(root, 10**9), state, model, optimizer, save).write()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from config.compose import load_config
 from config.schema import OptimConfig
+from config.stored import as_plain
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.state import RunState
@@ -15,6 +17,7 @@ SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
 
 
 TOKENIZER = CharTokenizer("abcdefg")
+CONFIG = as_plain(load_config(["optim.name=adamw"]))
 
 
 def trained(steps: int, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
@@ -29,8 +32,10 @@ def trained(steps: int, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def state_at(step: int) -> RunState:
-    return RunState("run", "attempt", step, 0, 1337, None, {}, {})
+def state_at(step: int, data: dict | None = None, **optim) -> RunState:
+    """The state of a run with AdamW, or with other keys of `optim`, after so many steps."""
+    config = {**CONFIG, "optim": {**CONFIG["optim"], **optim}}
+    return RunState("a" * 32, "b" * 32, step, 0, 1337, None, config, data or {})
 
 
 def write(root, step, model, optimizer, piece_bytes=10**9):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from data.public_names import public_config
 from model.frozen import AUTO, FLOAT32
 from snapshot.config_values import as_argument, value_of
 from snapshot.disk.model import trains_adapters
@@ -41,7 +39,6 @@ def refuse_other_run(
     `data` are the `data_facts` of the text. Without them only the configuration is compared, which
     needs nothing but the state: before the rest of a snapshot is downloaded.
     """
-    state = replace(state, config=public_config(state.config))
     # The state has a digest of the base of adapters, which is checked when that is opened. So it
     # may lie in another place now.
     checked = {"model.pretrained"} if trains_adapters(state.config) else set()

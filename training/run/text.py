@@ -171,7 +171,7 @@ def stream_text(
     names = names_of(config)
     revisions: list[str | None] = [None] * len(names)
     stream = [] if start.state is None else start.state.stream or []
-    if [public_name(one["source"]) for one in stream] == names:  # older ones have their folders
+    if [one["source"] for one in stream] == names:
         revisions = [one["revision"] for one in stream]
     found = run_on_main(accelerator, lambda: listed(revisions)) or []
     revisions = decided_by_main(accelerator, lambda: [listing.revision for listing in found])

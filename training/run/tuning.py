@@ -73,7 +73,7 @@ def _choose_on_cpu(config: Config, model: LanguageModel, state: RunState) -> Non
     """Products, or what the run began with.
 
     `state.attention` stays None for a model of transformers, for sequences that are too long for
-    products, and for a run that resumes from a snapshot of an older version.
+    products, and for a run that began on another device.
     """
     if not any(isinstance(module, Attend) for module in model.modules()):
         return

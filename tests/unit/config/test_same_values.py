@@ -13,7 +13,7 @@ from config.checks import problems
 from config.compose import all_keys, load_config
 from config.schema import Config
 from config.stored import as_plain
-from snapshot.config_values import LEGACY_VALUES, changed_values, value_of
+from snapshot.config_values import changed_values, value_of
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from training.run.same_run import MUST_MATCH, refuse_other_run
@@ -84,15 +84,6 @@ def test_a_difference_is_told_in_the_words_of_the_command_line():
         "train.micro_batch_size: null -> 4",
         "hub.private: true -> false",
     ]
-
-
-def test_a_key_that_an_older_snapshot_lacks_is_no_change():
-    now = as_plain(load_config([f"{key}={value}" for key, value in LEGACY_VALUES.items()]))
-    before = json.loads(json.dumps(now))
-    for key in LEGACY_VALUES:
-        section, name = key.split(".")
-        del before[section][name]
-    assert changed_values(before, now) == []
 
 
 @pytest.mark.thorough

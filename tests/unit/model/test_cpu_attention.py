@@ -123,7 +123,7 @@ def test_a_new_run_takes_products_and_a_resumed_one_keeps_its_choice(choice):
     assert choice() == PRODUCTS
     assert choice("run.attention=kernel") == KERNEL
     assert choice(step=10, before=KERNEL) == KERNEL
-    assert choice(step=10, before=None) is None  # a snapshot of an older version
+    assert choice(step=10, before=None) is None  # it began on a GPU
     assert choice("run.attention=kernel", step=10, before=PRODUCTS) == KERNEL
 
 

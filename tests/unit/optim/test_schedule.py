@@ -9,7 +9,7 @@ import pytest
 import runs
 from config.compose import load_config
 from config.schema import OptimConfig
-from snapshot.disk.state import RunState
+from small_snapshots import state_at
 from training.reporting.summary import rate_jump
 from training.step import learning_rate_at
 
@@ -75,7 +75,7 @@ def test_an_extended_run_is_one_that_was_longer_from_the_start(small, tmp_path):
 def jump(*words: str, steps: int = 2000) -> str | None:
     """The hint of a run of 2,000 steps that is extended to 4,000 after so many steps."""
     before = load_config(["train.max_steps=2000", *words])
-    state = RunState("run", "attempt", steps, 0, 1337, None, {}, {})
+    state = state_at(steps)
     state.config = {"optim": vars(before.optim), "train": vars(before.train)}
     return rate_jump(state, load_config(["train.max_steps=4000", *words]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -230,11 +229,9 @@ def test_an_activation_that_is_not_gpt2s_is_another_model(odd):
     assert GPTConfig.read({**config, "activation_function": odd}) is None
 
 
-def test_a_snapshot_without_the_key_has_gpt2s_activation():
-    data = {"vocabulary": 7, "fingerprint": "f"}
-    before = replace(state_at(3), config={"model": {"n_layer": 2}}, data=data)
-    model = {"n_layer": 2, "activation_function": "gelu_new"}
-
-    refuse_other_run(before, {"model": model}, data)
+def test_another_activation_is_another_run():
+    before = state_at(3, data := {"vocabulary": 7, "fingerprint": "f"})
+    model = {**before.config["model"], "activation_function": "gelu"}
+    refuse_other_run(before, before.config, data)
     with pytest.raises(SnapshotError, match="activation_function: gelu_new in the snapshot, gelu"):
-        refuse_other_run(before, {"model": {**model, "activation_function": "gelu"}}, data)
+        refuse_other_run(before, {**before.config, "model": model}, data)

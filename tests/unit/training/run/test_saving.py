@@ -19,9 +19,9 @@ from config.compose import load_config
 from config.schema import ConfigError
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
+from small_snapshots import state_at
 from snapshot.disk.files import verify
 from snapshot.disk.shards import Shard
-from snapshot.disk.state import RunState
 from snapshot.start import Start
 from store.store import Best
 from training.exits import TrainingStopped
@@ -89,7 +89,7 @@ class Trained:
         model(ids, ids).backward()
         optimizer.step()
         self.report = Report(Console(True, 10, 0), None, tokens_per_step=64, last_snapshot=None)
-        state = RunState("run", "attempt", 0, 0, 1337, None, {}, {})
+        state = state_at(0)
         best = BestSnapshot(config, True, state, Start(None, None, ""))
         tokenizer = CharTokenizer("abcdefg")
         tokenizer.save = save_tokenizer
@@ -101,7 +101,7 @@ class Trained:
         """The snapshot of a step, after as many updates as there are steps, or so many."""
         for of_parameter in self.saving._optimizer.state.values():
             of_parameter["step"].fill_(step if updates is None else updates)
-        state = RunState("run", "attempt", step, 0, 1337, None, {}, {})
+        state = state_at(step)
         self.saving.begin(state, None, last=last, stopping=False)
 
     def finish(self) -> None:
@@ -281,7 +281,7 @@ def test_a_best_snapshot_that_cannot_be_is_none(tmp_path, step, loss, valid):
     config = load_config([f"run.dir={tmp_path}", "snapshot.keep_best=true"])
     (tmp_path / "snapshots" / "step-00000001").mkdir(parents=True)
     (tmp_path / "best.json").write_text(f'{{"step": {step}, "loss": {loss}}}')
-    state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
+    state = state_at(3)
     best = BestSnapshot(config, True, state, Start(None, None, ""))
     assert (best.newest is not None) == valid
     (tmp_path / "snapshots" / "step-00000003").mkdir()
@@ -296,5 +296,5 @@ def test_a_file_that_is_not_best_json_is_as_none(tmp_path, content):
     if content is not None:
         (tmp_path / "best.json").write_text(content)
     config = load_config([f"run.dir={tmp_path}", "snapshot.keep_best=true"])
-    state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
+    state = state_at(3)
     assert BestSnapshot(config, True, state, Start(None, None, "")).newest is None
