@@ -38,7 +38,7 @@ def public_resume(resume: str) -> str:
     They tell two paths with the same name apart, and are too few to guess a path.
     """
     name = public_name(resume)
-    if name == resume or URL.match(resume) or re.search(r"#[0-9a-f]{4}$", resume):
+    if name == resume or URL.match(resume):
         return name
     return f"{name}#{hashlib.sha256(resume.encode(errors='replace')).hexdigest()[:4]}"
 

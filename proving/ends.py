@@ -43,18 +43,18 @@ def resumed(launch: Launch, config: Config, whole: Outcome, steps: int) -> Itera
         yield failed("resumed", found)
         return
     said = ", ".join(done)
-    yield same_losses("same losses after all of that", whole, found, f"{steps} steps: {said}")
+    yield same_losses(whole, found, f"{steps} steps: {said}")
     said = f"after step {steps}, against an undisturbed attempt"
     yield folders.same_bits(
         "same bits after all of that", whole.snapshot(steps), found.snapshot(steps), said
     )
 
 
-def same_losses(name: str, whole: Outcome, found: Outcome, said: str) -> Line:
+def same_losses(whole: Outcome, found: Outcome, said: str) -> Line:
     """Whether two attempts have the same losses, bit for bit, in each step of both."""
     every = whole.losses.keys() == found.losses.keys()
     difference = largest_difference(whole.losses, found.losses) if every else float("inf")
-    return within(name, difference, 0.0, said)
+    return within("same losses after all of that", difference, 0.0, said)
 
 
 def ended(name: str, found: Outcome, code: int, config: Config) -> Line:

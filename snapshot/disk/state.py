@@ -165,7 +165,7 @@ def bits_per_byte(data: Mapping[str, Any], loss: float) -> float | None:
     return loss / math.log(2) * tokens / size
 
 
-def loss_in_words(data: Mapping[str, Any], loss: float, separator: str = ", ") -> str:
+def loss_in_words(data: Mapping[str, Any], loss: float) -> str:
     """A loss in nats per token; for characters in bits per character, too; and in bits per byte."""
     unit, per_byte = token_unit(data), bits_per_byte(data, loss)
     parts = [f"{loss:.4f} nats per {unit}"]
@@ -173,7 +173,7 @@ def loss_in_words(data: Mapping[str, Any], loss: float, separator: str = ", ") -
         parts.append(f"{loss / math.log(2):.4f} bits")
     if per_byte is not None:
         parts.append(f"{per_byte:.4f} bits per byte")
-    return separator.join(parts)
+    return ", ".join(parts)
 
 
 def lost_facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -22,7 +22,6 @@ from accelerate.utils import listify
 
 from config.schema import Config, ConfigError
 from config.stored import as_plain
-from data.public_names import public_config
 from snapshot.start import METRICS
 from training.reporting.console import Console
 from training.reporting.metrics import Record, read_metrics
@@ -195,7 +194,7 @@ def open_trackers(
 
     names = map(str, accelerator.log_with)
     accelerator.log_with = [Tracker(name, maker(name), console) for name in names]
-    accelerator.init_trackers(run.project, _by_key(public_config(as_plain(config))))
+    accelerator.init_trackers(run.project, _by_key(as_plain(config)))
     with suppress(ConfigError, OSError):  # of lines that are damaged, or not readable for now
         for record in read_metrics(Path(run.dir) / METRICS, sent):
             accelerator.log(values_of(record), step=record["step"])
