@@ -8,8 +8,8 @@ python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model: adapters (L
                                                 the weights of their base
 python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a Gradio Space: a page that
                                                               continues texts, or a chat
-python -m snapshot status PATH_OR_REPO    say who trains a run now: attempt, machine, since when,
-                                          last sign of life, step, state
+python -m snapshot status PATH_OR_REPO    say how far a run is, and which attempt on which machine
+                                          has uploaded that, and when
 """
 
 from __future__ import annotations
