@@ -21,7 +21,14 @@ from data.tokenizer import TOKENIZER_FILES, lacks_file
 from data.tokenizer_files import CHAT_TEMPLATE, GENERATION, MORE_TEMPLATES
 from model.families import ARCHITECTURES
 from model.family import ModelConfig
-from snapshot.disk.files import readable, sha256_of, snapshot_folders, snapshots_in, visible
+from snapshot.disk.files import (
+    expanded,
+    readable,
+    sha256_of,
+    snapshot_folders,
+    snapshots_in,
+    visible,
+)
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -131,7 +138,7 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
     """
     named = f"{key}={value}"
     own = ARCHITECTURES.get(value) if key == "model.architecture" else None
-    path = own or visible(Path(value).expanduser())
+    path = own or visible(expanded(value))
     if path.exists():
         return _local(named, path, with_weights)
     hub, revision = _repo_of(named, value, timeout)
@@ -310,7 +317,7 @@ def open_base_of(
 
 def _folders_that_may_hold(adapters: Adapters, instead: str | None) -> Iterator[Path]:
     if instead is not None:
-        given = Path(instead).expanduser()
+        given = expanded(instead)
         yield from (given, *snapshot_folders(snapshots_in(given)), *snapshot_folders(given))
     if adapters.revision is None:
         yield Path(adapters.base)

@@ -12,6 +12,7 @@ from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
     TEMPORARY_PREFIX,
+    expanded,
     folder_name,
     manifest_sha256,
     newest_verified,
@@ -248,7 +249,7 @@ def _began_from(state: RunState | None) -> object:
 
 
 def _named_snapshot(resume: str, root: Path, timeout: float, fetch: Fetch) -> Start:
-    path = visible(Path(resume).expanduser())
+    path = visible(expanded(resume))
     remote = None if path.exists() else named_store(resume, timeout)
     if not path.exists() and remote is None:
         raise SnapshotError(

@@ -249,9 +249,9 @@ FAULTS = [
     Fault(
         "a store's manifest first",
         "store/files_attempt.py",
-        "        sent, transfer = self._send({**contents, **records})",
+        "        sent, transfer = self._send(contents)",
         '        self._send({f"{place}/{MANIFEST}": snapshot / MANIFEST})\n'
-        "        sent, transfer = self._send({**contents, **records})",
+        "        sent, transfer = self._send(contents)",
         ("upload", "killed in an upload", "store"),
         setting=STORE,
     ),
