@@ -16,7 +16,7 @@ import hashlib
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -239,8 +239,11 @@ def _digest_of(name: str, file: Path, progress: Progress) -> bytes:
 
 
 def _hub_dataset(name: str, column: TextColumn, cache_dir: Path, progress: Progress) -> Source:
-    from data.reading.hub import downloaded_files
+    from data.reading.hub import copied_files
 
     progress.doing(f"loading {name} from the Hub")
-    files = downloaded_files(name, column, cache_dir, progress.say)
+    with closing(Access(cache_dir, progress.say)) as access, access.waiting.at_start():
+        files = copied_files(access, name, progress)
+    if any(format_of(file.name) == TEXT for file in files):
+        column.find(name, ["text"])  # the name that other readers give it
     return _files(name, files, column, progress, cache_dir)

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import fsspec
+import httpx2
 
 from data.errors import DataError
-from data.printable import redact_urls
+from data.reading import waiting
 from data.reading.groups import DataFile
-from data.reading.http import HTTP, Changed, HttpFiles, Refused
-from data.reading.waiting import Unanswered, Waiting
+from data.reading.waiting import Refused, Unanswered, Waiting
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-Answer = TypeVar("Answer")
+HTTP = re.compile(r"https?://", re.IGNORECASE)
+CONTENT_RANGE = re.compile(r"bytes (?:(?P<begin>\d+)-\d+|\*)/(?P<size>\d+)")
+NO_RANGE = "the answer is not the range of bytes that was requested"
+NO_RANGES = (
+    "cannot be streamed: the server sends no byte ranges. Set data.streaming=false, which "
+    "downloads it, or give the path of a copy."
+)
+TRIES_FOR_RANGE = 3
+"""A cache may send a whole file in place of a range; a server that does so three times always."""
+OID = "oid:"
+"""Prefix of the versions of Hub files. They belong to a commit, so they cannot change."""
+LOST = "has {} since the run listed it. Restore it, or start another run on the files as they are."
+CHANGED = LOST.format("changed")
 
 
 class Access:
@@ -31,7 +48,6 @@ class Access:
         """`say` prints a line for the user, for example about a wait."""
         self.cache_dir, self.say = cache_dir, say
         self.waiting = Waiting(say or (lambda line: None))
-        self.http = HttpFiles()
         self.footers: OrderedDict[tuple[str, str], FileMetaData] = OrderedDict()
         """Footers of Parquet files, by URL and version."""
         self.skipped: set[str] = set()
@@ -41,51 +57,92 @@ class Access:
     def read(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
         """The bytes of a file from `begin` to `end`, or to the end of the file.
 
-        Waits where a network or a server fails. Raises DataError if the file is refused, has
-        changed or vanished, and TextUnreachable after hours.
+        Waits where a network or a server fails; what arrived before is not requested again. Raises
+        DataError if the file is refused, has changed or vanished, and TextUnreachable after hours.
         """
         end = min(end, file.size)
-        into = bytearray()
+        found: bytes | bytearray = b""
 
-        def attempt() -> bool:
-            before = len(into)
-            try:
-                if HTTP.match(file.url):
-                    self.http.read(file, begin, end, into)
-                else:
-                    _read_by_fsspec(file, begin, end, into)
-            except Unanswered:
-                if len(into) == before:
-                    raise
-            return len(into) >= end - begin
+        def rest() -> bytes | bytearray:
+            return self._some(source, file, begin + len(found), end)
 
+        while len(found) < end - begin:
+            piece = self.waiting.until_answered(source, rest, f": {file.name}")
+            found = found + piece if found else piece  # without a copy of what arrives at once
+        return found
+
+    def _some(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
+        """At least the first byte of a range."""
         try:
-            if begin < end and not file.is_remote:
-                return _read_local(source, file, begin, end)
-            if begin < end:
-                self._until_answered(source, file.name, attempt)
-        except (Changed, FileNotFoundError) as error:
-            how = "changed" if isinstance(error, Changed) else "vanished"
-            raise DataError(
-                f"data.source={source}: {file.name} has {how} since the run listed it. Restore it, "
-                "or start another run on the files as they are."
-            ) from error
-        return into
-
-    def ask(self, source: str, url: str, request: Callable[[], Answer]) -> Answer:
-        """Return what `request` returns, and retry it while the server fails. Raises DataError."""
-        answers: list[Answer] = []
-
-        def attempt() -> bool:
-            answers.append(request())
-            return True
-
-        try:
-            self._until_answered(source, url, attempt)
+            if HTTP.match(file.url):
+                found: bytes | bytearray = self._from_url(file, begin, end)
+            elif file.is_remote:
+                found = _from_store(file, begin, end)
+            else:
+                found = _from_disk(source, file, begin, end)
         except FileNotFoundError as error:
-            name = redact_urls(url)
-            raise DataError(f"data.source={name} does not exist. Check the name.") from error
-        return answers[0]
+            raise Refused(LOST.format("vanished")) from error
+        if not found:
+            raise Unanswered("the connection ended too early")
+        return found
+
+    def _from_url(self, file: DataFile, begin: int, end: int) -> bytearray:
+        found, is_pinned = bytearray(), file.version.startswith(OID)
+        with self.get(file.url, is_pinned, Range=f"bytes={begin}-{end - 1}") as response:
+            ranged = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if response.status_code == 416:
+                raise Refused(CHANGED)
+            if ranged is None or ranged["begin"] != str(begin):
+                raise Unanswered(NO_RANGE)
+            size = int(ranged["size"])
+            if size != file.size or not (
+                is_pinned or _version_of_response(response, size) == file.version
+            ):
+                raise Refused(CHANGED)
+            try:
+                for piece in response.iter_raw():
+                    found += piece[: end - begin - len(found)]
+            except httpx2.TransportError:
+                if not found:
+                    raise
+        return found
+
+    @contextmanager
+    def get(self, url: str, of_hub: bool = False, **headers: str) -> Iterator[httpx2.Response]:
+        """An open response, of a success or of a range that the file lacks.
+
+        Raises an error of httpx2, Unanswered or Refused.
+        """
+        token = token_headers() if of_hub else {}
+        asked = {"Accept-Encoding": "identity", **headers, **token}
+        with self._client.stream("GET", url, headers=asked) as response:
+            if response.status_code == 401 and of_hub and token_headers() != token:
+                raise Unanswered("the token was replaced")
+            if response.status_code != 416:
+                response.raise_for_status()
+            yield response
+
+    @cached_property
+    def _client(self) -> httpx2.Client:
+        """A pool of connections."""
+        limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
+        timeout = waiting.TIMEOUT_SECONDS
+        return httpx2.Client(timeout=timeout, follow_redirects=True, limits=limits)
+
+    def stat(self, url: str) -> tuple[int, str]:
+        """Size and version of the file behind a URL. Raises DataError if it sends no ranges."""
+        tries = count(1)
+
+        def ask() -> tuple[int, str]:
+            with self.get(url, Range="bytes=0-0") as response:
+                ranged = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                if ranged is None:
+                    is_last = next(tries) == TRIES_FOR_RANGE
+                    raise Refused(NO_RANGES) if is_last else Unanswered(NO_RANGE)
+                size = int(ranged["size"])
+                return size, _version_of_response(response, size)
+
+        return self.waiting.until_answered(url, ask)
 
     def note_left_out(self, source: str, left_out: Sequence[str]) -> None:
         """Report what cannot be read and why, each entry once."""
@@ -102,46 +159,35 @@ class Access:
     def close(self) -> None:
         """Close the connections and end all waits: a thread that reads gets Stopped."""
         self.waiting.close()
-        self.http.close()
-
-    def _until_answered(self, source: str, name: str, attempt: Callable[[], bool]) -> None:
-        what = f"data.source={redact_urls(source)}"
-        try:
-            self.waiting.until_answered(what, attempt)
-        except Refused as error:
-            raise DataError(f"{what}: {redact_urls(name)} {error}") from error
+        if "_client" in self.__dict__:
+            self._client.close()
 
 
-def _read_by_fsspec(file: DataFile, begin: int, end: int, into: bytearray) -> None:
-    """Like HttpFiles.read. The version is compared before each range is read."""
+def token_headers() -> dict[str, str]:
+    """The user's token for the Hub. It is read for each request, because tokens expire.
 
-    def read_range(system: Any, path: str) -> Any:
-        system.invalidate_cache(path)  # otherwise it may answer with what it has listed
-        if version_of(system.info(path)) != file.version:
-            raise Changed
-        return system.cat_file(path, start=begin + len(into), end=end)
-
-    into += with_filesystem(file.url, read_range)
-    if len(into) < end - begin:
-        raise Unanswered("the answer is too short")
-
-
-def with_filesystem(url: str, call: Callable[[Any, str], Answer]) -> Answer:
-    """Call a function with the file system of a URL and the path in it.
-
-    Raises Refused and FileNotFoundError for a lasting failure, Unanswered for any other.
+    Raises Refused if the Hub is not to be reached.
     """
-    try:
-        return call(*fsspec.core.url_to_fs(url))
-    except (Changed, FileNotFoundError):
-        raise
-    except (ImportError, ValueError) as error:  # the package of the protocol, or no such protocol
-        raise Refused(f"cannot be opened: {str(error).rstrip('.')}.") from error
-    except PermissionError as error:
-        raise Refused(f"is refused: {str(error).rstrip('.')}. Check the credentials.") from error
-    except Exception as error:  # each file system has its own types
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unanswered(redact_urls(reason)) from error
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers
+
+    if constants.HF_HUB_OFFLINE:
+        raise Refused("is on the Hub, and HF_HUB_OFFLINE is set. Unset it.")
+    return build_hf_headers()
+
+
+def _version_of_response(response: httpx2.Response, size: int) -> str:
+    headers = response.headers
+    return headers.get("ETag") or f"{size}-{headers.get('Last-Modified', '')}"
+
+
+def _from_store(file: DataFile, begin: int, end: int) -> bytes:
+    """A range, by fsspec. The version is compared before each is read."""
+    system, path = fsspec.core.url_to_fs(file.url)
+    system.invalidate_cache(path)  # otherwise it may answer with what it has listed
+    if version_of(system.info(path)) != file.version:
+        raise Refused(CHANGED)
+    return bytes(system.cat_file(path, start=begin, end=end))
 
 
 def version_of(info: dict[str, Any]) -> str:
@@ -151,6 +197,20 @@ def version_of(info: dict[str, Any]) -> str:
     if isinstance(found, datetime):  # some file systems list seconds, and stat dates
         found = found.timestamp()
     return f"{info.get('size')}-{found}"
+
+
+def _from_disk(source: str, file: DataFile, begin: int, end: int) -> bytes:
+    try:
+        with open(file.url, "rb") as opened:
+            found = os.fstat(opened.fileno())
+            if f"{found.st_size}-{found.st_mtime_ns}" != file.version:
+                raise Refused(CHANGED)
+            opened.seek(begin)
+            return opened.read(end - begin)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable_file(source, Path(file.url), error) from error
 
 
 def stamps_of(source: str, files: Iterable[Path]) -> list[tuple[int, int, int]]:
@@ -182,20 +242,3 @@ def local_file(source: str, path: Path, name: str) -> DataFile:
     """A file of this machine. Raises DataError if there is no such file."""
     ((size, modified, _),) = stamps_of(source, [path])
     return DataFile(str(path), name, size, f"{size}-{modified}")
-
-
-def _read_local(source: str, file: DataFile, begin: int, end: int) -> bytes:
-    path = Path(file.url)
-    if path.exists() and local_file(source, path, file.name).version != file.version:
-        raise Changed
-    try:
-        with open(path, "rb") as opened:
-            opened.seek(begin)
-            content = opened.read(end - begin)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable_file(source, path, error) from error
-    if len(content) < end - begin:
-        raise Changed
-    return content

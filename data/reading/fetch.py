@@ -1,63 +1,97 @@
-"""Downloads a text from a URL."""
+"""Copies files of servers and of the Hub to `data.cache_dir`, once."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
-import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import httpx2
 
 from data.errors import DataError, TextUnreachable, cache_error
 from data.printable import redact_urls
 from data.progress import Progress
+from data.reading.access import Access, local_file
 from data.reading.content import HEAD_BYTES
-from data.reading.waiting import Unanswered, is_transient
+from data.reading.groups import DataFile
+from data.reading.waiting import Refused
 from data.shared_files import remove_abandoned, temporary_name
 
-TIMEOUT_SECONDS = 60.0
 PIECE_BYTES = 1 << 20
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+RANGE_BYTES = 16 << 20
+"""Bytes of a Hub file that are requested at once: what a failing connection repeats at most."""
+COPIES_AT_ONCE = 8
 WEB_PAGE = (b"<!doctype html", b"<html")
 
 
 def fetch_url(url: str, cache_dir: Path, progress: Progress) -> Path:
-    """Download a URL to `cache_dir`, unless it is there. Raises DataError if that fails.
+    """Download a URL to `cache_dir`, unless it is there. Raises DataError if that fails."""
+    name = file_name_of(url)
+    with closing(Access(cache_dir, progress.say)) as access, access.waiting.at_start():
 
-    Processes and machines that share the folder may download at the same time: each uses a
-    temporary name, and the first that finishes renames its file to the final name.
+        def write(path: Path) -> None:
+            request = partial(_download, access, url, path, progress)
+            try:
+                access.waiting.until_answered(url, request)
+            except TextUnreachable as error:
+                raise TextUnreachable(
+                    f"{error} Or download the file by other means and give its path."
+                ) from error
+
+        return _made_once(url, name, cache_dir, write)
+
+
+def copy_files(
+    access: Access, source: str, files: list[DataFile], progress: Progress
+) -> list[DataFile]:
+    """Copies of files that are read in ranges. Raises DataError if they cannot be read."""
+    progress.doing(f"fetching {source}", sum(file.size for file in files))
+
+    def copy(file: DataFile) -> DataFile:
+        def write(path: Path) -> None:
+            with open(path, "xb") as opened:
+                for begin in range(0, file.size, RANGE_BYTES):
+                    piece = access.read(source, file, begin, begin + RANGE_BYTES)
+                    opened.write(piece)
+                    progress.done += len(piece)
+
+        path = _made_once(file.url, file_name_of(file.url), access.cache_dir, write)
+        return local_file(source, path, file.name)
+
+    pool = ThreadPoolExecutor(COPIES_AT_ONCE)
+    try:
+        return list(pool.map(copy, files))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _made_once(url: str, name: str, cache_dir: Path, write: Callable[[Path], None]) -> Path:
+    """The file in `cache_dir` that `write` fills with the content of a URL, unless it is there.
+
+    Processes and machines that share the folder may do so at the same time: each uses a temporary
+    name, and the first that finishes renames its file to the final name.
     """
-    folder = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16]
-    target = folder / file_name_of(url)
+    target = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
+    temporary = temporary_name(target)
     try:
         remove_abandoned(target, has_lock=False)
         if target.exists() and target.stat().st_size:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            with open(temporary, "rb") as opened:
+                os.fsync(opened.fileno())
+            if not (target.exists() and target.stat().st_size):
+                temporary.rename(target)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise cache_error(cache_dir, error) from error
-    temporary = temporary_name(target)
-    try:
-        progress.doing(f"fetching {redact_urls(url)}")
-        _download(url, temporary, progress)
-        if not (target.exists() and target.stat().st_size):
-            temporary.rename(target)
-    except (OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL, Unanswered) as error:
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            raise cache_error(cache_dir, error) from error
-        passes = isinstance(error, (httpx2.TransportError, Unanswered))
-        kind = TextUnreachable if passes and not _is_unknown_host(error) else DataError
-        reason = redact_urls(str(error)) or type(error).__name__
-        raise kind(
-            f"data.source={redact_urls(url)} could not be fetched: {reason.rstrip('.')}. Check the "
-            "URL and the network, or download the file by other means and give its path."
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 
@@ -83,65 +117,29 @@ def file_name_of(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)[-100:].lstrip(".") or "text.txt"
 
 
-def _download(url: str, path: Path, progress: Progress) -> None:
-    """Download into a new file. Raises OSError, ValueError, Unanswered or an error of httpx2."""
-    received, digest = 0, hashlib.sha256()
-    with (
-        httpx2.stream(
-            "GET",
-            url,
-            headers={"Accept-Encoding": "identity"},
-            timeout=TIMEOUT_SECONDS,
-            follow_redirects=True,
-        ) as response,
-        open(path, "xb") as opened,
-    ):
-        if not response.is_success:
-            reason = f"HTTP {response.status_code} {response.reason_phrase}"
-            raise (Unanswered if is_transient(response.status_code) else ValueError)(reason)
+def _download(access: Access, url: str, path: Path, progress: Progress) -> None:
+    """Download all of a URL. Raises DataError if the disk fails, and as `Access.get`."""
+    with access.get(url) as response:
         expected = response.headers.get("Content-Length")
         progress.doing(f"fetching {redact_urls(url)}", None if expected is None else int(expected))
         try:
-            for piece in response.iter_raw(PIECE_BYTES):
-                if received == 0:
-                    _refuse_page(url, response.headers, piece)
-                opened.write(piece)
-                digest.update(piece)
-                received += len(piece)
-                progress.done = received
-        except httpx2.RemoteProtocolError as error:
-            if expected is None:
-                raise
-            arrived = response.num_bytes_downloaded
-            raise Unanswered(f"{arrived} of {expected} bytes arrived") from error
-        opened.flush()
-        os.fsync(opened.fileno())
-    if received == 0:
-        raise OSError("the response is empty")
-    with open(path, "rb") as opened:
-        if hashlib.file_digest(opened, "sha256").digest() != digest.digest():
-            raise OSError(f"{path} does not hold what arrived")
+            with open(path, "wb") as opened:
+                for piece in response.iter_raw(PIECE_BYTES):
+                    if progress.done == 0:
+                        _refuse_page(url, response.headers.get("Content-Type", ""), piece)
+                    opened.write(piece)
+                    progress.done += len(piece)
+        except OSError as error:  # of the disk: those of the network are of other types
+            raise cache_error(access.cache_dir, error) from error
+    if progress.done == 0:
+        raise Refused("cannot be read: the response is empty. Check the address.")
 
 
-def _is_unknown_host(error: BaseException | None) -> bool:
-    """Whether the host name is unknown, most likely because the URL is wrong."""
-    while error is not None:
-        if isinstance(error, socket.gaierror):
-            return error.errno == socket.EAI_NONAME
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _refuse_page(url: str, headers: httpx2.Headers, begin: bytes) -> None:
-    """Raise OSError if the response is a web page or compressed, and not the file itself."""
-    path = urlsplit(url).path.lower()
-    encoding = headers.get("Content-Encoding", "identity").lower()
-    packed = path.endswith(".gz") and encoding in ("gzip", "x-gzip")  # the file's own compression
-    if encoding != "identity" and not packed:
-        raise OSError(f"the response is compressed ({encoding}), although the request forbids it")
+def _refuse_page(url: str, content_type: str, begin: bytes) -> None:
+    """Raise Refused if the response is a web page, and not the file itself."""
     begin = begin[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    is_html = headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html"
-    if ((is_html and begin.startswith(b"<")) or begin.startswith(WEB_PAGE)) and not path.endswith(
-        (".html", ".htm", ".xhtml")
-    ):
-        raise OSError("the response is a web page (HTML), not a text: the file has another URL")
+    is_html = content_type.partition(";")[0].strip().lower() == "text/html"
+    if ((is_html and begin.startswith(b"<")) or begin.startswith(WEB_PAGE)) and not urlsplit(
+        url
+    ).path.lower().endswith((".html", ".htm", ".xhtml")):
+        raise Refused("is a web page (HTML), not a text. The file has another URL.")

@@ -17,11 +17,13 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any, TypeVar
 
+import fsspec
+
 from data.columns import TextColumn
 from data.errors import BrokenText, DataError
 from data.printable import redact_urls
 from data.progress import Progress
-from data.reading.access import Access, local_file, version_of, with_filesystem
+from data.reading.access import HTTP, Access, local_file, version_of
 from data.reading.content import COMPRESSIONS, suffixes
 from data.reading.fetch import file_name_of
 from data.reading.formats import (
@@ -38,7 +40,6 @@ from data.reading.formats import (
     mixed_formats,
 )
 from data.reading.groups import TRAIN, URL, DataFile, Group, Listing, names_in_folder
-from data.reading.http import HTTP
 from data.reading.lines import check_text
 from data.reading.rows import format_for
 from data.reading.table import MOST_GROUP_BYTES, Table
@@ -140,7 +141,7 @@ def find_files(
         )
     if HTTP.match(source):
         name = file_name_of(source)  # raises for a URL that is not requested
-        size, version = access.ask(source, source, lambda: access.http.stat(source))
+        size, version = access.stat(source)
         return None, [(version, DataFile(source, name, size, version))]
     if URL.match(source) and not source.startswith(HUB_URL):
         return None, _files_of_store(access, source)
@@ -277,7 +278,8 @@ def _sample(access: Access, source: str, file: DataFile) -> str:
 def _files_of_store(access: Access, source: str) -> Found:
     """Files in a file system of fsspec, named by a path, a folder or a pattern."""
 
-    def list_files(system: Any, path: str) -> dict[str, dict[str, Any]]:
+    def list_files() -> dict[str, dict[str, Any]]:
+        system, path = fsspec.core.url_to_fs(source)
         if glob.has_magic(path):
             found = system.glob(path, detail=True)
         elif system.isdir(path):
@@ -289,7 +291,7 @@ def _files_of_store(access: Access, source: str) -> Found:
             found = {path: system.info(path)}
         return {_beginning(source, path) + name: info for name, info in found.items()}
 
-    found = access.ask(source, source, lambda: with_filesystem(source, list_files))
+    found = access.waiting.until_answered(source, list_files)
     infos = {url: info for url, info in found.items() if info["type"] == "file"}
     has_tables = any(map(is_table, infos))
     files = [

@@ -1,16 +1,28 @@
-"""Retries failing requests, with a growing delay, and reports long waits."""
+"""Repeats the requests for a text, reports long waits, and says what a failure means.
+
+Every request goes through `Waiting.until_answered`, whoever answers it: the Hub, another server, a
+store of fsspec or a disk.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+import httpx2
 
 from data.errors import DataError, TextUnreachable
+from data.printable import redact_urls
 
+Answer = TypeVar("Answer")
+TIMEOUT_SECONDS = 20.0
+"""How long a request waits for the next bytes."""
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 60.0
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 """The longest delay that a server may ask for."""
@@ -22,14 +34,34 @@ refuse an attempt that starts again sooner."""
 RUN_SECONDS = 6 * 3600.0
 """How long a run waits."""
 SHOWN_AFTER_SECONDS, SHOWN_EVERY_SECONDS = 5.0, 60.0
+LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set HF_TOKEN."
+REFUSED_STATUSES = {
+    401: f"is refused (HTTP 401). {LOG_IN} The signature of a URL may have expired.",
+    403: f"is refused (HTTP 403). {LOG_IN} The signature of a URL may have expired.",
+    404: "does not exist (HTTP 404): it was renamed or deleted, or is private. Check its name. "
+    + LOG_IN,
+    410: "does not exist (HTTP 410): it was deleted. Check its name.",
+}
+"""Of HTTP statuses that last, what they say of a file."""
+LASTING = (
+    ImportError,  # the package of a protocol
+    ValueError,  # no such protocol
+    httpx2.InvalidURL,
+    httpx2.TooManyRedirects,
+    httpx2.DecodingError,
+)
 
 
 class Unanswered(Exception):
-    """A request that failed and may succeed later, after the seconds that the server named."""
+    """A failure that may pass, after the seconds that the server named."""
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+
+
+class Refused(Exception):
+    """A failure that lasts. The message completes a sentence that begins with the file."""
 
 
 class Stopped(DataError):
@@ -37,7 +69,7 @@ class Stopped(DataError):
 
 
 class Waiting:
-    """Retries the requests of all threads that read a data set."""
+    """Repeats the requests of all threads that read a data set."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -59,39 +91,44 @@ class Waiting:
         """End every wait with Stopped."""
         self._closed.set()
 
-    def until_answered(self, what: str, attempt: Callable[[], bool]) -> None:
-        """Call `attempt` until it returns true.
+    def until_answered(
+        self, source: str, request: Callable[[], Answer], subject: str = ""
+    ) -> Answer:
+        """What `request` returns. It is repeated while the network or the server fails.
 
-        After Unanswered the delay doubles, or is what the server asks for. An attempt that returns
-        false has received a part: the next one follows at once.
+        The delay doubles, or is what the server asks for. `subject` continues `data.source=...` in
+        the sentence about a failure that lasts.
 
-        Raises TextUnreachable if nothing is received for too long.
+        Raises DataError for such a failure, and TextUnreachable if nothing answers for too long.
         """
+        what = f"data.source={redact_urls(source)}"
         began = time.monotonic()
         delay = FIRST_DELAY_SECONDS
         while not self._closed.is_set():
             try:
-                if attempt():
-                    return
-                began, delay = time.monotonic(), FIRST_DELAY_SECONDS
-                continue
-            except Unanswered as error:
-                self._wait(what, error, began, delay)
+                return request()
+            except DataError:
+                raise
+            except Exception as error:  # each client and each file system has its own types
+                failure = failure_of(error)
+                if isinstance(failure, Refused):
+                    raise DataError(f"{what}{subject} {failure}") from error
+                self._wait(what, failure, began, delay)
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
         raise Stopped(f"the wait for {what} ended")
 
-    def _wait(self, what: str, error: Unanswered, began: float, delay: float) -> None:
+    def _wait(self, what: str, failure: Unanswered, began: float, delay: float) -> None:
         waited, most = time.monotonic() - began, self._most_seconds
-        reason, named = str(error), error.retry_after
+        reason, named = str(failure), failure.retry_after
         if named is not None:
             reason = f"{reason}, and the server asks for a delay of {named:,.0f} s"
             delay = max(delay, min(named, LONGEST_RETRY_AFTER_SECONDS))
             most = max(most, START_RATE_LIMIT_SECONDS)
         if waited + delay > most:
-            remedy = "Check the network, and" if named is None else "Wait that long, and"
+            remedy = "Check the address and the network" if named is None else "Wait that long"
             raise TextUnreachable(
                 f"{what} cannot be reached: {reason}. Tried for {waited:,.0f} s, of {most:,.0f} s "
-                f"at most. {remedy} start again."
+                f"at most. {remedy}, and start again."
             )
         if waited + delay > SHOWN_AFTER_SECONDS:
             self._show(f"waiting for {what}, {waited:.0f} s so far: {reason}")
@@ -106,9 +143,36 @@ class Waiting:
         self._say(line)
 
 
-def is_transient(status: int) -> bool:
-    """Whether an HTTP status is a failure that may pass, such as a rate limit."""
-    return status in (408, 425, 429) or status >= 500
+def failure_of(error: Exception) -> Unanswered | Refused:
+    """Whether what a request raised may pass, and why it failed."""
+    if isinstance(error, Unanswered | Refused):
+        return error
+    response = getattr(error, "response", None)  # of httpx2, the Hub's client or a file system
+    if isinstance(status := getattr(response, "status_code", None), int):
+        return _failure_of_status(status, getattr(response, "headers", {}))
+    reason = redact_urls((str(error) or type(error).__name__).splitlines()[0]).rstrip(".")
+    if isinstance(error, httpx2.TimeoutException):
+        return Unanswered(f"no answer in {TIMEOUT_SECONDS:.0f} s")
+    if isinstance(error, FileNotFoundError):
+        return Refused("does not exist. Check its name.")
+    if isinstance(error, PermissionError):
+        return Refused(f"is refused: {reason}. Check the credentials.")
+    if isinstance(error, LASTING):
+        return Refused(f"cannot be opened: {reason}. Check the address of the file.")
+    return Unanswered(reason)
+
+
+def _failure_of_status(status: int, headers: Mapping[str, str]) -> Unanswered | Refused:
+    if status in (408, 425, 429) or status >= 500:
+        # The Hub names the end of its rate limit in a header of its own: `"api";r=0;t=55`.
+        limit = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
+        retry_after = seconds_of(headers.get("Retry-After"))
+        if retry_after is None and limit is not None:
+            retry_after = float(limit[1])
+        return Unanswered(f"HTTP {status}", retry_after)
+    return Refused(
+        REFUSED_STATUSES.get(status, f"cannot be read: HTTP {status}. Check the address.")
+    )
 
 
 def seconds_of(retry_after: str | None) -> float | None:

@@ -15,8 +15,7 @@ import data.sources
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
-from data.progress import Progress
-from data.sources import _hub_dataset, open_source
+from data.sources import open_source
 from loopback_texts import serving
 
 TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird line without an end"
@@ -33,6 +32,12 @@ COMPRESS = {
 @pytest.fixture(autouse=True)
 def datasets_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr("data.reading.waiting.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("data.reading.waiting.START_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -71,14 +76,6 @@ def complaint(prepare):
         return sentence
 
     return complaint
-
-
-@pytest.fixture
-def hub_dataset(tmp_path):
-    def hub_dataset(name, text_column):
-        return _hub_dataset(name, TextColumn(text_column), tmp_path / "cache", Progress())
-
-    return hub_dataset
 
 
 def put(path, content):
@@ -215,31 +212,6 @@ def test_numbers_in_a_csv_are_text_as_written(text_of, tmp_path):
     rows = ["a sentence"] * 10_000 + ["007"] * 10_000  # the reader guesses types by 10,000 rows
 
     assert text_of(put(tmp_path / "a.csv", csv(rows))) == "\n".join(rows) + "\n"
-
-
-def test_a_data_set_repository_gives_its_split_train(hub_dataset, tmp_path):
-    repository = tmp_path / "repository"
-    put(
-        repository / "README.md",
-        "---\nconfigs:\n- config_name: default\n  data_files:\n"
-        "  - split: train\n    path: data/train.parquet\n"
-        "  - split: test\n    path: data/test.parquet\n---\nA data set.\n",
-    )
-    parquet(repository / "data/train.parquet", ROWS)
-    parquet(repository / "data/test.parquet", ["never"])
-
-    pieces = list(hub_dataset(str(repository), "text").open())
-
-    assert "".join(piece["text"] for piece in pieces) == JOINED
-    with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: n, text\."):
-        list(hub_dataset(str(repository), "body").open())
-
-
-def test_a_data_set_without_a_split_train_is_refused(hub_dataset, tmp_path):
-    put(tmp_path / "repository/test.jsonl", jsonl(ROWS))
-
-    with pytest.raises(DataError, match="split 'train'"):
-        hub_dataset(str(tmp_path / "repository"), "text")
 
 
 @pytest.mark.parametrize("name", ["nobody/has-this", "nor-this"])
@@ -423,10 +395,13 @@ def test_a_url_is_fetched_once(text_of, served):
     ("answer", "reason"),
     [
         ((404, {}, [b"no"]), "404"),
-        ((200, {"Content-Length": "100"}, [b"only this"]), "9 of 100 bytes"),
-        ((200, {"Transfer-Encoding": "chunked"}, [b"5\r\nfirst\r\n9\r\nhalf"]), "fetched"),
-        ((b"this is not HTTP\r\n\r\n", {}, []), "fetched"),
-        ((b"", {}, []), "fetched"),
+        ((200, {"Content-Length": "100"}, [b"only this"]), "received 9 bytes, expected 100"),
+        (
+            (200, {"Transfer-Encoding": "chunked"}, [b"5\r\nfirst\r\n9\r\nhalf"]),
+            "cannot be reached",
+        ),
+        ((b"this is not HTTP\r\n\r\n", {}, []), "cannot be reached"),
+        ((b"", {}, []), "cannot be reached"),
     ],
     ids=["404", "too short", "chunk cut off", "not HTTP", "hung up"],
 )
@@ -447,5 +422,5 @@ def test_a_url_that_does_not_give_its_file_leaves_nothing(
 def test_a_server_that_is_not_there_is_told(complaint):
     sentence = complaint("http://127.0.0.1:1/a.txt")
 
-    assert "could not be fetched" in sentence
+    assert "cannot be reached" in sentence
     assert "give its path" in sentence

@@ -9,9 +9,6 @@ import pytest
 import runs
 from config.compose import load_config
 from config.schema import HubConfig
-from data.columns import TextColumn
-from data.errors import DataError
-from data.reading.hub import downloaded_files
 from store.uploader import UploadFailure, UploadStatus
 from training.reporting.console import Console
 from training.run.uploading import finish_uploads, hand_over
@@ -94,12 +91,3 @@ def test_curves_that_cannot_be_read_cost_only_the_picture(finished_run, tmp_path
     ((snapshot, card, *_),) = offered
     assert (snapshot, card.curves) == (folder, None)
     assert "curves.png" not in card.text
-
-
-def test_a_data_set_that_may_not_be_seen_names_the_login(monkeypatch, tmp_path):
-    def refuse(name: str, **options: object) -> None:
-        raise ValueError(f"Dataset '{name}' doesn't exist on the Hub or cannot be accessed.")
-
-    monkeypatch.setattr("datasets.load_dataset_builder", refuse)
-    with pytest.raises(DataError, match=r"be accessed\. For a private one log in with `hf auth"):
-        downloaded_files("me/private", TextColumn("text"), tmp_path, say=print)

@@ -9,11 +9,12 @@ import time
 from contextlib import closing
 from email.utils import formatdate
 
-import datasets
 import pytest
+from huggingface_hub import constants
 
 from data.errors import BrokenText, DataError, TextUnreachable
-from data.reading import http, waiting
+from data.reading import access as reading
+from data.reading import waiting
 from data.reading.access import Access
 from data.reading.listing import list_source
 from data.reading.rows import read_group
@@ -32,12 +33,12 @@ def dataset_hub(tmp_path, monkeypatch):
     """A hub with a data set of two files, to which this process is led; failures pass quickly."""
     monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(waiting, "LONGEST_DELAY_SECONDS", 0.05)
-    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(waiting, "TIMEOUT_SECONDS", 0.3)
     with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=False) as hub:
         hub.lfs_above = 1000
         lead_here(hub, monkeypatch)
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
         publish_dataset(hub, {f"data/train-{n}.parquet": parquet_of() for n in range(2)})
         yield hub
 
@@ -277,9 +278,8 @@ def test_a_wait_is_one_line_a_minute(monkeypatch, every, lines):
     def attempt():
         if next(failures, None) is not None:
             raise Unanswered("HTTP 503")
-        return True
 
-    Waiting(shown.append).until_answered("data.source=a", attempt)
+    Waiting(shown.append).until_answered("a", attempt)
     assert len(shown) == lines
     assert shown[0] == "waiting for data.source=a, 0 s so far: HTTP 503"
 
@@ -313,8 +313,8 @@ def test_a_token_that_was_renewed_is_read_anew(dataset_hub, access, monkeypatch)
 
     old = {"authorization": f"Bearer {dataset_hub.default_token}"}
     tokens = iter([old])  # renewed while the request was under way
-    renewed = http.token_headers
-    monkeypatch.setattr(http, "token_headers", lambda url: next(tokens, None) or renewed(url))
+    renewed = reading.token_headers
+    monkeypatch.setattr(reading, "token_headers", lambda: next(tokens, None) or renewed())
     assert read_group(listing, listing.groups[0], access).texts
     assert not any(SECRET in line for line in access.lines)
 
@@ -358,7 +358,7 @@ def test_a_named_split_is_listed_at_the_same_commit(dataset_hub, access):
 
 
 def test_hf_hub_offline_is_respected(dataset_hub, access, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="HF_HUB_OFFLINE is set"):
         list_source(FILES, "text", access)
     assert dataset_hub.requests == []

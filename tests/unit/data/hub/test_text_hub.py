@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -18,9 +19,13 @@ from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
 from data.progress import Progress
+from data.reading import waiting
 from data.sources import _hub_dataset, open_source
+from hubs import lead_here
+from loopback_hub import LoopbackHub
 from loopback_texts import serving
 from runs import ROOT
+from stream_data import DATASET, ROWS, parquet_of, publish_dataset, ranges_of
 
 TEXT = "\ufeffone\n\n\n  two\r\n\n日本\rthree\n\n\nfour, and no end"
 LETTERS = TEXT.removeprefix("\ufeff")
@@ -32,24 +37,41 @@ def datasets_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def repository(tmp_path):
-    """A data set as the Hub has it, in a folder: the same builders read it."""
+def hub(tmp_path, monkeypatch):
+    """A hub, to which this process is led; failures pass quickly."""
+    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "START_SECONDS", 0.1)
+    with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=False) as hub:
+        lead_here(hub, monkeypatch)
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache of hub")
+        )
+        yield hub
+
+
+@pytest.fixture
+def repository(hub):
+    """A data set of the hub; its name."""
 
     def repository(**files):
-        folder = tmp_path / "repository"
-        folder.mkdir()
-        for name, content in files.items():
-            data = content if isinstance(content, bytes) else content.encode()
-            (folder / name.replace("_", ".")).write_bytes(data)
-        return str(folder)
+        publish_dataset(
+            hub,
+            {
+                name.replace("_", "."): content if isinstance(content, bytes) else content.encode()
+                for name, content in files.items()
+            },
+        )
+        return DATASET
 
     return repository
 
 
 @pytest.fixture
 def hub_dataset(tmp_path):
-    def hub_dataset(name, text_column):
-        return _hub_dataset(name, TextColumn(text_column), tmp_path / "cache", Progress())
+    def hub_dataset(name, text_column, say=None):
+        return _hub_dataset(name, TextColumn(text_column), tmp_path / "cache", Progress(say))
 
     return hub_dataset
 
@@ -69,10 +91,12 @@ def test_a_data_set_of_text_is_kept_to_the_letter(hub_dataset, repository, name,
 
 
 def test_a_data_set_of_several_texts_reads_as_their_pattern(hub_dataset, repository, tmp_path):
-    folder = repository(train1_txt=TEXT, train2_txt=TEXT)
-    local = open_source(f"{folder}/*.txt", TextColumn("text"), tmp_path)
+    name = repository(train1_txt=TEXT, train2_txt=TEXT)
+    for number in (1, 2):
+        (tmp_path / f"train{number}.txt").write_bytes(TEXT.encode())
+    local = open_source(f"{tmp_path}/*.txt", TextColumn("text"), tmp_path)
 
-    assert text_of(hub_dataset(folder, "text")) == text_of(local) == (LETTERS + "\n") * 2
+    assert text_of(hub_dataset(name, "text")) == text_of(local) == (LETTERS + "\n") * 2
 
 
 def test_another_split_is_not_read(hub_dataset, repository):
@@ -95,16 +119,19 @@ def test_a_data_set_in_another_encoding_is_refused(hub_dataset, repository):
     card = "---\nconfigs:\n- config_name: default\n  data_files: '*.txt'\n  encoding: latin1\n---\n"
     folder = repository(train_txt=TEXT.encode("utf-8"), README_md=card)
 
-    with pytest.raises(DataError, match="in latin1; only UTF-8 is read"):
+    with pytest.raises(
+        DataError, match=r"its card reads the files with encoding='latin1'.*" + COPY
+    ):
         hub_dataset(folder, "text")
 
 
 def test_a_table_of_the_hub_is_read_as_one_on_this_disk(hub_dataset, repository, tmp_path):
     words = ["NA", "None", "007", "and a sentence"]
-    folder = repository(train_csv="n,text\n" + "".join(f"1,{word}\n" for word in words))
+    table = "n,text\n" + "".join(f"1,{word}\n" for word in words)
 
-    assert text_of(hub_dataset(folder, "text")) == "\n".join(words) + "\n"
-    local = open_source(f"{folder}/train.csv", TextColumn("text"), tmp_path)
+    assert text_of(hub_dataset(repository(train_csv=table), "text")) == "\n".join(words) + "\n"
+    (tmp_path / "train.csv").write_text(table)
+    local = open_source(f"{tmp_path}/train.csv", TextColumn("text"), tmp_path)
     assert text_of(local) == "\n".join(words) + "\n"
 
 
@@ -132,62 +159,107 @@ def test_a_table_with_options_is_refused_with_the_name_of_its_copy(hub_dataset, 
 def test_a_data_set_without_plain_files_is_refused_with_the_name_of_its_copy(
     hub_dataset, repository
 ):
-    table, folder = pa.table({"text": ["a", "b"]}), repository()
-    with pa.ipc.new_stream(f"{folder}/train.arrow", table.schema) as writer:
+    table, file = pa.table({"text": ["a", "b"]}), io.BytesIO()
+    with pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
 
     with pytest.raises(DataError, match=r"no texts and no tables of one format.*" + COPY):
-        hub_dataset(folder, "text")
+        hub_dataset(repository(train_arrow=file.getvalue()), "text")
 
 
 def test_a_table_without_a_split_train_is_refused(hub_dataset, repository):
-    with pytest.raises(DataError, match=r"split 'train'.*the splits test"):
+    with pytest.raises(DataError, match=r"split 'train'.*Its splits: test\."):
         hub_dataset(repository(test_csv="text\na\n"), "text")
 
 
-def test_a_cache_of_data_sets_that_cannot_be_used_is_named(
-    hub_dataset, repository, tmp_path, monkeypatch
-):
-    folder = repository(train_txt=TEXT)
+def test_a_data_set_repository_gives_its_split_train(hub_dataset, hub):
+    card = (
+        "---\nconfigs:\n- config_name: default\n  data_files:\n"
+        "  - split: train\n    path: data/train.parquet\n"
+        "  - split: test\n    path: data/test.parquet\n---\nA data set.\n"
+    )
+    files = {"data/train.parquet": parquet_of(), "data/test.parquet": parquet_of(["never"])}
+    publish_dataset(hub, {"README.md": card.encode(), **files})
 
-    def refused(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("datasets.load_dataset_builder", refused)
-    with pytest.raises(DataError, match=r"Permission denied\. Name a folder .* HF_DATASETS_CACHE"):
-        hub_dataset(folder, "text")
+    assert text_of(hub_dataset(DATASET, "text")) == "".join(text for _, text in ROWS)
+    with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: id, text\."):
+        text_of(hub_dataset(DATASET, "body"))
 
 
-@pytest.mark.parametrize("damage", ["", "{}", '["gone.txt"]', "[3]", "nonsense"])
-def test_removed_files_make_no_copy_of_a_data_set(
-    hub_dataset, repository, tmp_path, monkeypatch, damage
-):
-    folder = repository(train_txt=TEXT)
-    hub_dataset(folder, "text")
+def test_a_second_start_requests_the_commit_alone(hub_dataset, repository, hub):
+    name = repository(train_txt=TEXT)
+    hub_dataset(name, "text")
+    before = len(hub.requests)
+
+    assert text_of(hub_dataset(name, "text")) == LETTERS
+    assert [request.endpoint for request in hub.requests[before:]] == ["info"]
+
+
+def test_a_start_without_the_hub_reads_an_earlier_download(hub_dataset, repository, hub, tmp_path):
+    name = repository(train_txt=TEXT)
+    hub_dataset(name, "text")
+    hub.down()
+    said = []
+
+    assert text_of(hub_dataset(name, "text", said.append)) == LETTERS
+    assert any(f"warning: {name} is read from an earlier download: " in line for line in said)
     (record,) = (tmp_path / "cache/hub").iterdir()
-    monkeypatch.setattr("datasets.load_dataset_builder", unreachable)
-    assert text_of(hub_dataset(folder, "text")) == LETTERS
-
-    record.write_text(damage)
-    with pytest.raises(DataError, match="neither a file here nor a data set"):
-        hub_dataset(folder, "text")
+    record.write_bytes(b"damaged")
+    with pytest.raises(TextUnreachable, match=f"data.source={name} cannot be reached"):
+        hub_dataset(name, "text")
 
 
-def unreachable(*_, **__):
-    raise ConnectionError("no network")
+def test_a_copy_that_fails_is_continued(hub_dataset, repository, hub, monkeypatch):
+    monkeypatch.setattr("data.reading.fetch.RANGE_BYTES", 9)
+    name = repository(train_txt=TEXT)
+    hub.fault("resolve-get", "status", status=503, after=2, times=2)
+
+    assert text_of(hub_dataset(name, "text")) == LETTERS
+
+
+def test_a_disk_that_is_full_is_named(hub_dataset, repository, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    name = repository(train_txt=TEXT)
+    monkeypatch.setattr("data.reading.fetch.os.fsync", full)
+    with pytest.raises(DataError, match=r"data\.cache_dir=.*No space left.* Free some space"):
+        hub_dataset(name, "text")
 
 
 @pytest.mark.parametrize(("status", "kind"), [(429, TextUnreachable), (404, DataError)])
-def test_a_rate_limit_of_the_hub_is_no_mistake_of_a_user(hub_dataset, monkeypatch, status, kind):
-    def refused(*_, **__):
-        error = RuntimeError(f"HTTP {status}")
-        error.response = SimpleNamespace(status_code=status)
+@pytest.mark.parametrize("endpoint", ["info", "tree"])
+def test_a_rate_limit_of_the_hub_is_no_mistake_of_a_user(
+    hub_dataset, repository, hub, monkeypatch, endpoint, status, kind
+):
+    monkeypatch.setattr(waiting, "START_RATE_LIMIT_SECONDS", 0.1)
+    name = repository(train_txt=TEXT)
+    hub.fault(endpoint, "status", status=status, times=None)
+    with pytest.raises(DataError, match=f"HTTP {status}") as error:
+        hub_dataset(name, "text")
+    assert type(error.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            ValueError("Dataset 'me/words' doesn't exist on the Hub or cannot be accessed."),
+            r"be accessed\. For a private data set of the Hub log in with `hf auth",
+        ),
+        (
+            PermissionError(13, "Permission denied"),
+            r"Permission denied\. Name a folder on another disk in HF_HOME\.",
+        ),
+    ],
+)
+def test_what_datasets_cannot_do_has_a_remedy(hub_dataset, repository, monkeypatch, error, reason):
+    def refuse(name, **options):
         raise error
 
-    monkeypatch.setattr("datasets.load_dataset_builder", refused)
-    with pytest.raises(DataError, match=f"HTTP {status}") as error:
-        hub_dataset("me/words", "text")
-    assert type(error.value) is kind
+    monkeypatch.setattr("datasets.load_dataset_builder", refuse)
+    with pytest.raises(DataError, match=reason):
+        hub_dataset(repository(train_txt=TEXT), "text")
 
 
 CSV = "n,text\n1,NA\n2,007\n3,a sentence\n"
@@ -197,14 +269,14 @@ COMMIT = "a" * 40
 FILES = {"me/words": ("train.txt", TEXT.encode()), "me/table": ("train.csv", CSV.encode())}
 
 
-def hub_s_answer(path):
+def hub_s_answer(path, asked):
     """As much of the Hub's protocol as `datasets` speaks, for two data sets of one file each."""
     path = path.split("?")[0]
     repo = next(repo for repo in FILES if f"/datasets/{repo}" in path)
     name, content = FILES[repo]
     oid = hashlib.sha1(content).hexdigest()
     if path.endswith(f"/resolve/{COMMIT}/{name}"):
-        return answered(content, ETag=f'"{oid}"', X_Repo_Commit=COMMIT)
+        return ranges_of({path: content}, asked, {})(path)
     if "/resolve/" in path:
         return answered({}, status=404, X_Error_Code="EntryNotFound")
     if path.endswith("/data"):
@@ -249,14 +321,14 @@ def prepared(tmp_path, **environment):
 
 @pytest.mark.thorough
 def test_a_text_has_one_fingerprint_wherever_it_comes_from(tmp_path):
-    with serving(hub_s_answer) as (address, _):
+    with serving(lambda path: hub_s_answer(path, asked)) as (address, asked):
         there, _ = prepared(
             tmp_path,
             HF_ENDPOINT=address,
             HF_HUB_DISABLE_XET="1",
             HF_HUB_DISABLE_TELEMETRY="1",
         )
-    later, said = prepared(tmp_path, HF_HUB_OFFLINE="1")
+    later, said = prepared(tmp_path, HF_ENDPOINT=address, HF_HUB_OFFLINE="1")
     local = {}
     for name, (file, content) in FILES.items():
         (tmp_path / file).write_bytes(content)
