@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import fsspec
 
@@ -28,11 +28,9 @@ from data.reading.content import COMPRESSIONS, suffixes
 from data.reading.fetch import file_name_of
 from data.reading.formats import (
     COMPRESSED_INSIDE,
-    CSV,
     FORMATS,
     LINES,
     PARQUET,
-    TEXT,
     endings,
     format_of,
     is_table,
@@ -46,7 +44,6 @@ from data.reading.table import MOST_GROUP_BYTES, Table
 
 Found = list[tuple[str, DataFile]]
 """Files sorted by name, each with a string that identifies its content on every machine."""
-File = TypeVar("File")
 HUB_URL = "hf://"
 SAMPLE_BYTES = 1 << 16
 """Both ends of a local file, and its size, identify its content."""
@@ -154,8 +151,7 @@ def find_files(
     from data.reading.hub import hub_files
 
     commit, files = hub_files(access, source, revision, split, is_data)
-    chosen = files if glob.has_magic(source) else of_folder(files, lambda file: file.name)
-    return commit, [(file.version, file) for file in chosen]
+    return commit, [(file.version, file) for file in files]
 
 
 def check_formats(source: str, files: list[DataFile]) -> str:
@@ -261,7 +257,7 @@ def _local_files(access: Access, source: str) -> Found:
     folder = Path(source).expanduser()
     if folder.is_dir():
         data = (path for path in folder.rglob("*") if is_data(path.relative_to(folder)))
-        paths = of_folder([path for path in data if not path.is_dir()], str)
+        paths = [path for path in data if not path.is_dir()]
     else:
         paths = matching_files(source)
     found = local_files(source, [path.absolute() for path in paths])
@@ -285,19 +281,18 @@ def _files_of_store(access: Access, source: str) -> Found:
         elif system.isdir(path):
             found = system.find(path, detail=True)
             folder = path.rstrip("/") + "/"
-            names = [name for name in found if is_data(Path(name.removeprefix(folder)))]
-            found = {name: found[name] for name in of_folder(names, str)}
+            found = {
+                name: found[name] for name in found if is_data(Path(name.removeprefix(folder)))
+            }
         else:
             found = {path: system.info(path)}
         return {_beginning(source, path) + name: info for name, info in found.items()}
 
     found = access.waiting.until_answered(source, list_files)
     infos = {url: info for url, info in found.items() if info["type"] == "file"}
-    has_tables = any(map(is_table, infos))
     files = [
         DataFile(url, name, int(infos[url]["size"]), version_of(infos[url]))
         for url, name in zip(infos, names_in_folder(list(infos)), strict=True)
-        if is_table(url) or (format_of(url) and not has_tables) or len(infos) == 1
     ]
     return [(file.version, file) for file in sorted(files, key=lambda file: file.name)]
 
@@ -314,15 +309,6 @@ def _beginning(source: str, path: str) -> str:
             "of their own. Name a file, a folder or a pattern of its file system."
         )
     return whole.removesuffix(inside)
-
-
-def of_folder(files: Sequence[File], name_of: Callable[[File], str]) -> list[File]:
-    """The data files of a folder. CSV next to other tables is left out: it holds labels, say."""
-    kinds = [format_of(name_of(file)) for file in files]
-    has_others = any(kind not in (None, TEXT, CSV) for kind in kinds)
-    return [
-        file for file, kind in zip(files, kinds, strict=True) if not (has_others and kind == CSV)
-    ]
 
 
 def is_data(path: Path) -> bool:

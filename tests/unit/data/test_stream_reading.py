@@ -131,7 +131,6 @@ def test_a_listing_depends_on_content_and_not_on_the_folder(tmp_path):
     write_parquet(first / "deeper" / "a.parquet")
     (first / ".hidden.parquet").write_bytes(b"nothing")
     (first / "README.md").write_text("of another format")
-    (first / "deeper" / "labels.csv").write_text("id,label\n1,a\n")
     shutil.copytree(first, second)
     folder, pattern = list_here(first, tmp_path), list_here(f"{second}/**/*.parquet", tmp_path)
 
@@ -231,7 +230,14 @@ def dangling(folder):
     return folder / "data"
 
 
+def of_two_formats(folder):
+    write_parquet(folder / "a.parquet")
+    (folder / "labels.csv").write_text("id,label\n1,a\n")
+    return folder
+
+
 UNLISTED = {
+    "two formats": (of_two_formats, r"mixes formats \(\.csv, \.parquet\)\. Name files of one"),
     "a link to nothing": (dangling, "cannot read .*a.jsonl: No such file"),
     "nobody's home": (lambda folder: "~nobody-here/a.jsonl", "cannot be opened: .*home"),
     "a name too long": (lambda folder: folder / ("a" * 300), "cannot be opened: File name too"),
