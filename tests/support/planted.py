@@ -169,8 +169,8 @@ FAULTS = [
     Fault(
         "attention that sees what follows",
         "model/gpt.py",
-        "dropout_p=dropout, is_causal=time > 1)",
-        "dropout_p=dropout, is_causal=False)",
+        "rows, dropout, is_causal=time > 1)",
+        "rows, dropout, is_causal=False)",
         ("no token sees what follows", "loads in transformers"),
         ("run.attention=kernel",),
     ),
