@@ -172,7 +172,7 @@ def token_headers() -> dict[str, str]:
     from huggingface_hub.utils import build_hf_headers
 
     if constants.HF_HUB_OFFLINE:
-        raise Refused("is on the Hub, and HF_HUB_OFFLINE is set. Unset it.")
+        raise Refused("is not requested, because HF_HUB_OFFLINE is set. Unset it.")
     return build_hf_headers()
 
 
