@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,10 @@ def fetch_url(url: str, cache_dir: Path, progress: Progress) -> Path:
 def copy_files(
     access: Access, source: str, files: list[DataFile], progress: Progress
 ) -> list[DataFile]:
-    """Copies of files that are read in ranges. Raises DataError if they cannot be read."""
+    """Copies of Hub files. Raises DataError if they cannot be read, and ends all of `access` then.
+
+    They are kept by their content, so another commit copies what has changed.
+    """
     progress.doing(f"fetching {source}", sum(file.size for file in files))
 
     def copy(file: DataFile) -> DataFile:
@@ -59,23 +62,29 @@ def copy_files(
                     opened.write(piece)
                     progress.done += len(piece)
 
-        path = _made_once(file.url, file_name_of(file.url), access.cache_dir, write)
+        path = _made_once(file.version, file_name_of(file.url), access.cache_dir, write)
         return local_file(source, path, file.name)
 
     pool = ThreadPoolExecutor(COPIES_AT_ONCE)
     try:
-        return list(pool.map(copy, files))
+        copies = [pool.submit(copy, file) for file in files]
+        for copied in as_completed(copies):
+            copied.result()  # raises the first error
+        return [copied.result() for copied in copies]
+    except BaseException:
+        access.waiting.close()  # an error or Ctrl-C does not wait for the other copies
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _made_once(url: str, name: str, cache_dir: Path, write: Callable[[Path], None]) -> Path:
-    """The file in `cache_dir` that `write` fills with the content of a URL, unless it is there.
+def _made_once(key: str, name: str, cache_dir: Path, write: Callable[[Path], None]) -> Path:
+    """The file of a key and a name in `cache_dir`, which `write` fills unless it is there.
 
     Processes and machines that share the folder may do so at the same time: each uses a temporary
     name, and the first that finishes renames its file to the final name.
     """
-    target = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
+    target = cache_dir / "fetched" / hashlib.sha256(key.encode()).hexdigest()[:16] / name
     temporary = temporary_name(target)
     try:
         remove_abandoned(target, has_lock=False)

@@ -195,6 +195,25 @@ def test_a_second_start_requests_the_commit_alone(hub_dataset, repository, hub):
     assert [request.endpoint for request in hub.requests[before:]] == ["info"]
 
 
+def test_another_commit_copies_what_has_changed(hub_dataset, repository, hub):
+    hub_dataset(repository(train1_txt=TEXT, train2_txt="before"), "text")
+    before = len(hub.requests)
+
+    changed = hub_dataset(repository(train2_txt="after"), "text")
+    assert text_of(changed) == LETTERS + "\nafter\n"
+    assert [one.endpoint for one in hub.requests[before:]].count("resolve-get") == 1
+
+
+def test_a_copy_that_fails_ends_the_others(hub_dataset, repository, hub, monkeypatch):
+    monkeypatch.setattr("data.reading.fetch.RANGE_BYTES", 1)
+    name = repository(train1_txt="a" * 5000, train2_txt="b" * 5000)
+    hub.fault("resolve-get", "status", status=404, after=20, times=1)
+    before = len(hub.requests)
+    with pytest.raises(DataError, match="HTTP 404"):
+        hub_dataset(name, "text")
+    assert len(hub.requests) - before < 1000
+
+
 def test_a_start_without_the_hub_reads_an_earlier_download(hub_dataset, repository, hub, tmp_path):
     name = repository(train_txt=TEXT)
     hub_dataset(name, "text")
