@@ -217,10 +217,10 @@ def _documents(name: str, tables: list[Table]) -> Iterator[tuple[str, Callable[[
 
     has_rows = False
     for table in tables:
-        for text, group, row in documents_of(table):
+        for group, document in documents_of(table):
             has_rows = True
-            if text:
-                yield text, partial(table.row_in_words, group, row)
+            if document.text:
+                yield document.text, partial(table.row_in_words, group, document.row)
     if not has_rows:
         raise BrokenText(f"data.source={name} is empty: it has no rows.")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
-from data.errors import BadRow, BrokenText
+from data.errors import BadRow
 from data.reading.content import suffixes
 from data.reading.groups import Group
-from data.reading.table import MOST_ROW_BYTES, OnBroken, Row, Table
+from data.reading.table import MOST_ROW_BYTES, Row, Table
 
 TITLE = "CSV"
 DELIMITERS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}
@@ -26,71 +26,63 @@ HEADER_BYTES = 1 << 16
 csv.field_size_limit(MOST_ROW_BYTES)  # of the process: the module has no other limit
 
 
-class Opened(NamedTuple):
-    """A file whose header has been read."""
-
-    header: list[str]
-    records: Iterator[list[str]]
-    separators: str
-    """What separates fields, in words."""
-
-
 def groups(table: Table) -> list[Group]:
     """The file. Raises DataError if its header lacks the column."""
-    return table.whole() if table.file.size and _opened(table, HEADER_BYTES).header else []
+    return table.whole() if columns(table) else []
 
 
-def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+def rows(table: Table, group: Group) -> Iterator[Row]:
     """The records after the header, without blank lines."""
-    header, records, separators = _opened(table)
+    header, records = _opened(table)
     number = 0
     while True:
         try:
             fields = next(records)
-            if not fields:
-                continue
-            number += 1
-            yield Row(number, _row(header, fields, separators))
         except StopIteration:
             return
         except csv.Error as error:
             number += 1
             reason = f"its quoting is not valid CSV ({error})"
-            on_broken(number, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""'))
-        except BadRow as error:
-            on_broken(number, error)
+            yield number, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""')
+            continue
+        if fields:
+            number += 1
+            yield number, _row(header, fields, table)
 
 
 def columns(table: Table) -> dict[str, str]:
     """The names in the header."""
-    return dict.fromkeys(_opened(table, HEADER_BYTES).header, "text")
+    if not table.file.size:
+        return {}
+    header, _ = _opened(replace(table, ahead=HEADER_BYTES))
+    return dict.fromkeys(header, "text")
 
 
-def _opened(table: Table, ahead: int | None = None) -> Opened:
-    """A file whose header has been read. Raises DataError if it lacks the column."""
-    content, _ = table.open(ahead)
+def _opened(table: Table) -> tuple[list[str], Iterator[list[str]]]:
+    """The header, and the records after it. Raises DataError if it lacks the column."""
+    content, _ = table.open()
     # `csv` requires newline="". Bytes that are not UTF-8 are an error only in the columns that are
     # read, so they are kept here and checked there.
     lines = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline="")
-    delimiter, separators = DELIMITERS[suffixes(table.file.name)[0]]
+    delimiter, _ = DELIMITERS[suffixes(table.file.name)[0]]
     records = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = next((fields for fields in records if fields), [])
     except csv.Error as error:
-        raise BrokenText(
-            f"data.source={table.source}: the header of {table.file.name} cannot be read: {error}."
-        ) from error
+        name = table.file.name
+        raise table.broken(f"the header of {name} cannot be read: {error}.") from error
     for name in table.column.find(table.where, header) if header else ():
         if header.count(name) > 1:
             raise table.twice(name)
-    return Opened(header, records, separators)
+    return header, records
 
 
-def _row(header: list[str], fields: list[str], separators: str) -> dict[str, str]:
-    """A row, which may have fewer fields than the header. Raises BadRow for one with more."""
-    if len(fields) > len(header):
-        raise BadRow(
-            f"it has {len(fields):,} fields, and the header {len(header):,}",
-            f"Quote a field that has {separators} in it, or name every column in the header",
-        )
-    return dict(zip(header, fields, strict=False))
+def _row(header: list[str], fields: list[str], table: Table) -> dict[str, str] | BadRow:
+    """A row, which may have fewer fields than the header, but not more."""
+    if len(fields) <= len(header):
+        return dict(zip(header, fields, strict=False))
+    _, separators = DELIMITERS[suffixes(table.file.name)[0]]
+    return BadRow(
+        f"it has {len(fields):,} fields, and the header {len(header):,}",
+        f"Quote a field that has {separators} in it, or name every column in the header",
+    )

@@ -19,13 +19,12 @@ import httpx2
 from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
-from data.errors import DataError
+from data.errors import DataError, reason_of
 from data.progress import Progress
 from data.reading.access import OID, Access
 from data.reading.content import suffixes
 from data.reading.fetch import copy_files
 from data.reading.groups import TRAIN, DataFile
-from data.reading.table import reason_of
 from data.reading.waiting import LOG_IN, Unanswered, failure_of
 from data.shared_files import digest_of, keep, kept
 

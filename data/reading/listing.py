@@ -38,8 +38,7 @@ from data.reading.formats import (
     mixed_formats,
 )
 from data.reading.groups import TRAIN, URL, DataFile, Group, Listing, names_in_folder
-from data.reading.lines import check_text
-from data.reading.rows import format_for
+from data.reading.rows import check_first_rows, format_for
 from data.reading.table import MOST_GROUP_BYTES, Table
 
 Found = list[tuple[str, DataFile]]
@@ -95,7 +94,7 @@ def _groups(
         groups = format_for(table).groups(table)
         if groups and kind == LINES:
             with suppress(*(BrokenText,) if skip_broken else ()):
-                check_text(table)
+                check_first_rows(table)
         for group in groups:
             # The size of a compressed text is known only once it is read.
             if group.bytes > MOST_GROUP_BYTES and not table.file.is_compressed:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from data.errors import BrokenText
 from data.reading.groups import Group
-from data.reading.table import FileRange, OnBroken, Row, Table
+from data.reading.table import FileRange, Row, Table
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
@@ -61,7 +61,7 @@ def groups(table: Table) -> list[Group]:
     return found
 
 
-def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+def rows(table: Table, group: Group) -> Iterator[Row]:
     """The rows of a row group, with the columns that are read.
 
     Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
@@ -84,7 +84,7 @@ def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
         ):
             for values in _values([batch.column(name) for name in wanted], restores):
                 number += 1
-                yield Row(number, dict(zip(wanted, values, strict=True)))
+                yield number, dict(zip(wanted, values, strict=True))
 
 
 def columns(table: Table) -> dict[str, str]:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 from data.columns import TextColumn
-from data.errors import BadRow, BrokenText, DataError
+from data.errors import BadRow, BrokenText, DataError, reason_of
 from data.reading.access import Access
 from data.reading.formats import format_of, reader_of
 from data.reading.groups import Group, GroupText, Listing
-from data.reading.lines import ColumnsSeen
-from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, OnBroken, Row, Table, reason_of
+from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, Table
+
+FIRST_BYTES = 16 << 20
+"""One of the rows in the first bytes of a file must have the column."""
+FIRST_REQUEST_BYTES = 1 << 18
+"""Requested at once for these rows."""
+MOST_COLUMNS = 1000
+"""How many column names are collected for an error."""
 
 
 class Document(NamedTuple):
-    """The text of a row, and where the row is."""
+    """A row, and its text."""
 
+    row: int
+    """The number of the row in its group, as a person counts."""
     text: str
     """The text with a final newline; empty for a row without text."""
-    group: Group
-    row: int
-    """The number of the row, as a person counts."""
+    values: Mapping[str, Any]
+    """By column."""
 
 
 def format_for(table: Table) -> Format:
@@ -30,27 +38,88 @@ def format_for(table: Table) -> Format:
     return reader_of(str(format_of(table.file.name)))
 
 
-def documents_of(table: Table) -> Iterator[Document]:
-    """The documents of all rows of a file.
+def documents(table: Table, group: Group, left_out: list[str] | None = None) -> Iterator[Document]:
+    """The rows of a group, in order. All texts of tables are read here.
 
-    Raises DataError for a row that is none, and if no row has the column or a text.
+    Raises BrokenText for a bad row, or adds it to `left_out`, if that is given. Raises it also if
+    the rest of the group cannot be decoded.
     """
-    seen = ColumnsSeen(table)
-    rows = with_text = 0
+    number = 0
+    try:
+        for number, values in format_for(table).rows(table, group):
+            try:
+                if isinstance(values, BadRow):
+                    raise values
+                text = table.column.document(values)
+            except BadRow as error:
+                if left_out is None:
+                    raise table.broken_row(group, number, error) from error
+                row = table.row_in_words(group, number, counted=False)
+                left_out.append(f"{row} ({reason_of(error)})")
+            else:
+                yield Document(number, text, values)
+    except DataError:
+        raise
+    except UNREADABLE as error:
+        raise table.unreadable(group, number, error) from error
+
+
+class Seen:
+    """Whether any row of a file has the column, and a text in it."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._has_rows = self._has_column = self._has_text = False
+        self._names: dict[str, None] = {}
+
+    def add(self, document: Document) -> None:
+        """Note a row."""
+        self._has_rows = True
+        self._has_text |= document.text != ""
+        if not self._has_column:
+            self._has_column = bool(self._table.column.among(document.values))
+            names = islice(document.values, MOST_COLUMNS - len(self._names))
+            self._names.update(dict.fromkeys(names))
+
+    def check(self, are_all: bool = True) -> None:
+        """Raise DataError if no row had the column or, if these are all rows, a text."""
+        if self._names and not self._has_column:
+            raise self._table.column.missing(self._table.where, self._names)
+        if are_all and self._has_rows and not self._has_text:
+            raise self._table.no_text()
+
+
+def documents_of(table: Table) -> Iterator[tuple[Group, Document]]:
+    """All rows of a file. Raises DataError for a bad row, and if no row has a text."""
+    seen = Seen(table)
     for group in format_for(table).groups(table):
-
-        def refuse(number: int, error: BadRow, group: Group = group) -> None:
-            raise table.broken_row(group, number, error) from error
-
-        for row in rows_of(table, group, refuse):
-            rows += 1
-            seen.add(row.values)
-            text = _document(table, row, refuse) or ""
-            with_text += text != ""
-            yield Document(text, group, row.number)
+        for document in documents(table, group):
+            seen.add(document)
+            yield group, document
     seen.check()
-    if rows and not with_text:
-        raise table.no_text()
+
+
+def check_first_rows(table: Table) -> None:
+    """Raise DataError if no row that a file begins with has the column, or of a small file a text.
+
+    A remote file is read for this only once.
+    """
+    table.kept("text", lambda: _check_first_rows(table), table.column.key)
+
+
+def _check_first_rows(table: Table) -> bytes:
+    """The check; the empty file that is kept records that it passed."""
+    seen, size = Seen(table), 0
+    (group,) = table.whole()
+    for document in documents(replace(table, ahead=FIRST_REQUEST_BYTES), group):
+        if document.text:
+            return b""
+        seen.add(document)
+        size += len(str(document.values))
+        if size > FIRST_BYTES:
+            break
+    seen.check(are_all=size <= FIRST_BYTES)
+    return b""
 
 
 def read_group(
@@ -58,80 +127,41 @@ def read_group(
 ) -> GroupText:
     """The texts of a group; only its bytes are read, and of Parquet only the column of text.
 
-    With `skip_broken` a row that is none is left out, and a group that cannot be decoded: the
-    same at every start. A group that cannot be fetched is waited for, or ends the run.
+    With `skip_broken` a bad row is left out, and a group that cannot be decoded: the same at every
+    start. A group that cannot be fetched is waited for, or ends the run.
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
     file, column = listing.files[group.file], TextColumn(listing.column)
     table = Table(access, listing.name, column, file, group.file)
-
-    def refuse(number: int, error: BadRow) -> None:
-        raise table.broken_row(group, number, error) from error
-
     # Perhaps the file is fine and only arrived damaged, so it is fetched once more.
     for is_last in (False, True) if file.is_remote else (True,):
         try:
-            return _read(table, group, refuse)
+            return GroupText(_texts(table, group))
         except BrokenText as error:
             if is_last and not skip_broken:
                 remedy = "data.skip_broken=true leaves out what is broken."
                 if not str(error).endswith("."):  # it ends with a command, which people paste
                     remedy = f"({remedy})"
                 raise BrokenText(f"{error} {remedy}") from error
-    return _read_what_is_whole(table, group)
-
-
-def _read_what_is_whole(table: Table, group: Group) -> GroupText:
     bad: list[str] = []
-
-    def note(number: int, error: BadRow) -> None:
-        bad.append(f"{table.row_in_words(group, number, counted=False)} ({reason_of(error)})")
-
     try:
-        found = _read(table, group, note)
+        texts = _texts(table, group, bad)
     except BrokenText as error:
         return GroupText([], broken=f"{table.group_in_words(group)}: {reason_of(error)}")
     others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
-    return replace(found, broken=f"{bad[0]}{others}" if bad else "")
+    return GroupText(texts, broken=f"{bad[0]}{others}" if bad else "")
 
 
-def _read(table: Table, group: Group, on_broken: OnBroken) -> GroupText:
-    """Read a group. Raises BrokenText if the rest of it cannot be decoded."""
-    texts: list[str] = []
-    size, has_rows = 0, False
-    for row in rows_of(table, group, on_broken):
-        text = _document(table, row, on_broken)
-        if text is None:
-            continue
-        has_rows = True
-        if text:
-            size += len(text)  # at least as many bytes
+def _texts(table: Table, group: Group, left_out: list[str] | None = None) -> list[str]:
+    seen, texts, size = Seen(table), [], 0
+    for document in documents(table, group, left_out):
+        seen.add(document)
+        if document.text:
+            size += len(document.text)  # at least as many bytes
             if size > MOST_GROUP_BYTES:
                 raise table.too_large(group)
-            texts.append(text)
-    if has_rows and not texts and table.is_whole(group):
-        raise table.no_text()
-    return GroupText(texts)
-
-
-def rows_of(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-    """The rows of a group, as `Format.rows`. Raises BrokenText if the rest cannot be decoded."""
-    after = 0
-    try:
-        for row in format_for(table).rows(table, group, on_broken):
-            yield row
-            after = row.number
-    except DataError:
-        raise
-    except UNREADABLE as error:
-        raise table.unreadable(group, after, error) from error
-
-
-def _document(table: Table, row: Row, on_broken: OnBroken) -> str | None:
-    """The document of a row, empty if it has none; None if it is reported as broken."""
-    try:
-        return table.column.document(row.values)
-    except BadRow as error:
-        on_broken(row.number, error)
-        return None
+            texts.append(document.text)
+    if table.is_whole(group):
+        seen.check()
+    return texts

@@ -11,10 +11,10 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, Protocol
 
 from data.columns import TextColumn
-from data.errors import BadRow, BrokenText
+from data.errors import BadRow, BrokenText, reason_of
 from data.reading.access import Access
 from data.reading.content import (
     BROKEN_COMPRESSION,
@@ -40,17 +40,11 @@ LONG_WINDOW = "Frame requires too much memory"
 """Zstandard's error for a file that was compressed with more than `--long=27`."""
 
 
-class Row(NamedTuple):
-    """A row of a group."""
+Row = tuple[int, Mapping[str, Any] | BadRow]
+"""The number of a row and its values by column, as `json`, `csv` and pyarrow return them.
 
-    number: int
-    """Its number for the user: counted from 1, for JSON lines including blank lines."""
-    values: Mapping[str, Any]
-    """By column, as `json`, `csv` and pyarrow return them; for Parquet only the needed columns."""
-
-
-OnBroken = Callable[[int, BadRow], None]
-"""Called with the number (for the user) of a row that cannot be read. It may raise."""
+A person counts so: from 1 in its group, and for JSON lines blank lines, too.
+"""
 
 
 class Format(Protocol):
@@ -65,8 +59,9 @@ class Format(Protocol):
         Raises DataError if it lacks the column, where that is known before its rows are read.
         """
 
-    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-        """The rows of a group in their order.
+    def rows(self, table: Table, group: Group) -> Iterator[Row]:
+        """The rows of a group in their order; a bad one as its error. Parquet has only the columns
+        that are read.
 
         Raises DataError if the file lacks the column; ValueError, OSError or another of UNREADABLE
         if the rest of the group cannot be decoded.
@@ -87,6 +82,8 @@ class Table:
     file: DataFile
     number: int = 0
     """The index of the file in its listing."""
+    ahead: int | None = None
+    """How many bytes `open` requests at once; `AHEAD_BYTES` if it is None."""
 
     @property
     def where(self) -> str:
@@ -97,13 +94,13 @@ class Table:
         """Bytes of the file. Raises as `Access.read`."""
         return self.access.read(self.source, self.file, begin, end)
 
-    def open(self, ahead: int | None = None) -> tuple[IO[bytes], bytes]:
-        """The decompressed content, and its first bytes; `ahead` bytes are requested at once.
+    def open(self) -> tuple[IO[bytes], bytes]:
+        """The decompressed content, and its first bytes.
 
         Raises BrokenText if these are of another format, OSError or EOFError if it is not
         compressed as its name says.
         """
-        raw = FileRange(self, AHEAD_BYTES if ahead is None else ahead)
+        raw = FileRange(self, AHEAD_BYTES if self.ahead is None else self.ahead)
         refuse_uncompressed(self.source, self.file.shown, raw.read(HEAD_BYTES))
         head = decompressed(self.file.name, raw.reopened()).read(HEAD_BYTES)
         refuse_content(self.file.shown, head)
@@ -159,7 +156,7 @@ class Table:
         """The error for a row that is not a document."""
         remedy = error.remedy_for(self.file.shown)
         row = self.row_in_words(group, number)
-        return self._broken(f"{row} cannot be read: {reason_of(error)}. {remedy}.")
+        return self.broken(f"{row} cannot be read: {reason_of(error)}. {remedy}.")
 
     def unreadable(self, group: Group, after: int, error: Exception) -> BrokenText:
         """The error for a group that cannot be decoded after its row number `after`."""
@@ -171,28 +168,29 @@ class Table:
             packed = shlex.quote(self.file.shown)
             name = shlex.quote(f"short-{PurePosixPath(self.file.name).name}")
             remedy = f"Recompress it: zstd -dc --long=31 {packed} | zstd > {name}"
-        return self._broken(f"{what} cannot be read: {reason_of(error)}. {remedy}.")
+        return self.broken(f"{what} cannot be read: {reason_of(error)}. {remedy}.")
 
     def no_text(self) -> BrokenText:
         """The error for a file without a text in any row."""
-        return self._broken(
+        return self.broken(
             f"no row of {self.file.name} has a text in {self.column.shown}. Leave the file out, or "
             "name another column with data.text_column."
         )
 
     def twice(self, name: str) -> BrokenText:
         """The error for a table with two columns of the name that is read."""
-        return self._broken(f"{self.file.name} has {name} twice. Rename one column.")
+        return self.broken(f"{self.file.name} has {name} twice. Rename one column.")
 
     def too_large(self, group: Group) -> BrokenText:
         """The error for a group that does not fit into memory."""
-        return self._broken(
+        return self.broken(
             f"the text of {self.group_in_words(group)} has more than "
             f"{MOST_GROUP_BYTES / 1e9:.0f} GB, and is read as a whole. Split it into several files "
             "(Parquet: smaller row groups), or set data.streaming=false."
         )
 
-    def _broken(self, sentence: str) -> BrokenText:
+    def broken(self, sentence: str) -> BrokenText:
+        """The error for the file that is read."""
         return BrokenText(f"data.source={self.source}: {sentence}")
 
 
@@ -246,11 +244,6 @@ def check_length(size: int) -> None:
     """Raise ValueError if a row of this many bytes is too long."""
     if size > MOST_ROW_BYTES:
         raise ValueError(f"its row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")
-
-
-def reason_of(error: Exception) -> str:
-    """The first line of an error, without a full stop."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _lines_before(path: str, end: int) -> int:

@@ -6,12 +6,13 @@ import codecs
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, with_final_newline
 from data.reading.content import LATIN, iconv
 from data.reading.groups import Group
-from data.reading.table import UNREADABLE, OnBroken, Row, Table
+from data.reading.table import UNREADABLE, Row, Table
 
 TITLE = "text"
 PIECE_BYTES = 1 << 20
@@ -22,10 +23,10 @@ def groups(table: Table) -> list[Group]:
     return table.whole()
 
 
-def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+def rows(table: Table, group: Group) -> Iterator[Row]:
     """One row, whatever the column is called; none of an empty file."""
     if text := "".join(_decoded(table)):
-        yield Row(1, {table.column.name: text})
+        yield 1, {table.column.name: text}
 
 
 def columns(table: Table) -> dict[str, str]:
@@ -63,7 +64,7 @@ def _decoded(table: Table) -> Iterator[str]:
     offset = 0  # of this piece, in bytes
     has_begun = False  # a decompressor may give less than one character at first
     try:
-        content, _ = table.open(PIECE_BYTES)
+        content, _ = replace(table, ahead=PIECE_BYTES).open()
         while piece := content.read(PIECE_BYTES):
             undecoded = len(decoder.getstate()[0])
             try:
