@@ -29,14 +29,13 @@ from data.prepared import (
     INFO,
     TOKENS,
     CorpusInfo,
-    documents_digest,
-    end_fingerprint,
+    fingerprints_of,
 )
 from data.progress import Progress
 from data.round_trip import RoundTrip, round_trip
 from data.sources import Source
 from data.subwords import tokenizer_of, train_bpe
-from data.token_file import NO_NUMBERS, TokenRows, joined, write_tokens
+from data.token_file import TokenRows, joined, write_tokens
 from data.tokenizer import (
     CHARACTERS,
     CODE_POINTS,
@@ -123,12 +122,19 @@ def build(wanted: Preparation, building: Path, threads: int, progress: Progress)
         totals = _write_tokens(parts, building, tokenizer, template is not None, progress)
     except DataError as error:
         own = wanted.tokenizer == CHARACTERS and isinstance(error, UnknownCharacter)
-        if source.is_unchanged() and not own:
+        if source.is_unchanged and not own:
             raise
         raise _changed(source) from error
-    if totals.info.characters != scan.characters or not source.is_unchanged():
+    if totals.info.characters != scan.characters or not source.is_unchanged:
         raise _changed(source)
-    info = replace(totals.finish(source.name), **vars(trip))
+    progress.doing("verifying the prepared text", totals.info.tokens)
+    of_tokens, of_documents = fingerprints_of(building, tokenizer, totals.info.split, progress)
+    info = replace(
+        totals.finish(source.name),
+        fingerprint=of_tokens,
+        documents_fingerprint=of_documents,
+        **vars(trip),
+    )
     tokenizer.save(building)
     (building / INFO).write_text(json.dumps(asdict(info), indent=2) + "\n")
     _describe(building, info)
@@ -220,7 +226,7 @@ def _write_tokens(
     progress: Progress,
 ) -> Totals:
     """Last pass: write the tokens to their file, and count them."""
-    totals = Totals(tokenizer, has_targets)
+    totals = Totals(tokenizer)
 
     def batches() -> Iterator[TokenRows]:
         batch: list[Encoded] = []
@@ -241,26 +247,19 @@ def _write_tokens(
 
 
 class Totals:
-    """Counts and digests the tokens of a text while they are written."""
+    """Counts the tokens of a text while they are written."""
 
-    def __init__(self, tokenizer: Tokenizer, has_targets: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.info = CorpusInfo()
         """What has been counted so far."""
         self._unknown = tokenizer.unknown
         self._seen = np.zeros(tokenizer.vocab_size, dtype=bool)
         self._unwritten: Counter[str] = Counter()
-        self._ends, self._targets = [NO_NUMBERS], [NO_NUMBERS]
-        self._digest = hashlib.sha256(tokenizer.identity)
-        self._trained = hashlib.sha256() if has_targets else None
 
     def add(self, part: Encoded) -> None:
         """Count consecutive tokens."""
         info, count = self.info, len(part.tokens)
-        predicted = count
-        if self._trained is not None and part.trained is not None and part.targets is not None:
-            self._trained.update(part.trained.data)
-            self._targets.append(part.targets)
-            predicted = int(part.targets.sum())
+        predicted = count if part.targets is None else int(part.targets.sum())
         if part.held_out:
             info.held_out_bytes += part.text_bytes
             info.held_out_targets += predicted
@@ -269,7 +268,7 @@ class Totals:
             info.split += count
         if self._unknown is not None:
             info.unknown += int(np.count_nonzero(part.tokens == self._unknown))
-        self._ends.append(part.ends + info.tokens)
+        info.documents += len(part.ends)
         info.tokens += count
         info.characters += part.characters
         info.left_out += part.left_out
@@ -277,19 +276,14 @@ class Totals:
         self._unwritten += part.unwritten
         if not self._seen.all():  # after a few parts a text has had every character
             self._seen[part.tokens] = True
-        self._digest.update(part.tokens.data)
 
     def finish(self, name: str) -> CorpusInfo:
         """What has been counted, as the text of this name."""
-        ends, targets = np.concatenate(self._ends), np.concatenate(self._targets)
         return replace(
             self.info,
             name=name,
-            documents=len(ends),
             unwritten=dict(self._unwritten),
             different=int(self._seen.sum()),
-            fingerprint=end_fingerprint(self._digest, self.info.split),
-            documents_fingerprint=documents_digest(ends, targets, self._trained),
         )
 
 

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.documents import Documents
+from data.errors import reason_of
 from data.progress import Progress
 from data.round_trip import NEGLIGIBLE, RoundTrip, lost_in_words
 from data.subwords import load_tokenizer
-from data.token_file import NO_NUMBERS, TokenFile, TokenStream
+from data.token_file import TokenFile, TokenStream
 from data.tokenizer import Tokenizer
 
 FORMAT = 2
@@ -134,12 +135,6 @@ class Damaged(Exception):
     """The folder has changed since it was written. The message names the fault."""
 
 
-def end_fingerprint(digest: hashlib._Hash, split: int) -> str:
-    """The fingerprint of a text, from the digest of its tokenizer's identity and its tokens."""
-    digest.update(f"\0{FORMAT}\0{split}".encode())
-    return digest.hexdigest()
-
-
 def load_prepared(folder: Path, verify: bool, progress: Progress) -> Prepared:
     """Load a prepared text. `verify` reads all of it and compares it with its fingerprint.
 
@@ -147,18 +142,22 @@ def load_prepared(folder: Path, verify: bool, progress: Progress) -> Prepared:
     """
     try:
         prepared = _read(folder)
-        if verify and _fingerprint(prepared, progress) != prepared.info.fingerprint:
-            raise Damaged("its tokens do not match its fingerprint")
-        if verify and _documents_digest(prepared) != prepared.info.documents_fingerprint:
-            raise Damaged("its documents do not match their fingerprint")
+        info = prepared.info
+        if verify:
+            progress.doing("verifying the prepared text", info.tokens)
+            tokens, documents = fingerprints_of(folder, prepared.tokenizer, info.split, progress)
+            if info.fingerprint != tokens:
+                raise Damaged("its tokens do not match its fingerprint")
+            if info.documents_fingerprint != documents:
+                raise Damaged("its documents do not match their fingerprint")
     except Damaged:
         raise
     except OSError as error:
         if error.errno not in MISSING:
             raise
-        raise Damaged(_reason(error)) from error
+        raise Damaged(reason_of(error)) from error
     except Exception as error:  # from JSON, pyarrow or the vocabulary
-        raise Damaged(_reason(error)) from error
+        raise Damaged(reason_of(error)) from error
     return prepared
 
 
@@ -173,7 +172,7 @@ def _read(folder: Path) -> Prepared:
     tokenizer = load_tokenizer(folder)
     tokens = TokenStream.from_arrow(folder / TOKENS)
     size = info.train_bytes, info.held_out_bytes
-    has_targets = "trained" in TokenFile(folder / TOKENS).schema().names
+    has_targets = _has_targets(TokenFile(folder / TOKENS))
     if info.tokens != len(tokens) or not 0 <= info.split <= len(tokens):
         raise Damaged(f"{INFO} does not match {TOKENS}")
     least = 0 if has_targets else info.characters  # of conversations, what is trained on
@@ -182,33 +181,29 @@ def _read(folder: Path) -> Prepared:
     return Prepared(info, tokenizer, tokens, folder, has_targets)
 
 
-def _fingerprint(prepared: Prepared, progress: Progress) -> str:
-    digest, done = hashlib.sha256(prepared.tokenizer.identity), 0
-    progress.doing("verifying the prepared text", len(prepared.tokens))
-    for piece in prepared.tokens.pieces():
-        digest.update(piece.data)
+def fingerprints_of(
+    folder: Path, tokenizer: Tokenizer, split: int, progress: Progress
+) -> tuple[str, str]:
+    """Hex digests of the tokens in a folder, and of where documents end and which are targets.
+
+    The first depends on tokenizer and split, too. All of the file is read.
+    """
+    path, done = folder / TOKENS, 0
+    of_tokens = hashlib.sha256(tokenizer.identity)
+    for piece in TokenStream.from_arrow(path).pieces():
+        of_tokens.update(piece.data)
         progress.done = done = done + len(piece)
-    return end_fingerprint(digest, prepared.info.split)
+    of_tokens.update(f"\0{FORMAT}\0{split}".encode())
+    file = TokenFile(path)
+    of_documents = hashlib.sha256(file.ends().tobytes())
+    if _has_targets(file):
+        of_documents.update(file.numbers("targets").tobytes())
+        trained = hashlib.sha256()
+        for piece in TokenStream.from_arrow(path, "trained").pieces():
+            trained.update(piece.data)
+        of_documents.update(trained.digest())
+    return of_tokens.hexdigest(), of_documents.hexdigest()
 
 
-def documents_digest(
-    ends: NDArray[np.int64], targets: NDArray[np.int64], trained: hashlib._Hash | None
-) -> str:
-    """Hex digest of where documents end; for conversations of their targets, too."""
-    digest = hashlib.sha256(ends.tobytes() + targets.tobytes())
-    digest.update(b"" if trained is None else trained.digest())
-    return digest.hexdigest()
-
-
-def _documents_digest(prepared: Prepared) -> str:
-    file = TokenFile(prepared.folder / TOKENS)
-    if not prepared.has_targets:
-        return documents_digest(file.ends(), NO_NUMBERS, None)
-    trained = hashlib.sha256()
-    for piece in TokenStream.from_arrow(file.path, "trained").pieces():
-        trained.update(piece.data)
-    return documents_digest(file.ends(), file.numbers("targets"), trained)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+def _has_targets(file: TokenFile) -> bool:
+    return "trained" in file.schema().names

@@ -15,10 +15,9 @@ from __future__ import annotations
 import hashlib
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,12 +26,13 @@ from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
 from data.printable import redact_urls
 from data.progress import Progress
-from data.reading.access import Access, stamps_of, unreadable_file
+from data.reading.access import Access, local_file, unreadable_file
 from data.reading.content import suffixes
 from data.reading.fetch import fetch_url
 from data.reading.formats import TEXT, format_of, mixed_formats
-from data.reading.groups import DataFile
+from data.reading.groups import URL, DataFile, Group
 from data.reading.listing import cannot_be_opened, local_files, looks_like_files, matching_files
+from data.reading.rows import Document, documents_of
 from data.reading.table import Table
 
 BUILT_IN = ("python-docs", "python-stdlib")
@@ -48,12 +48,10 @@ class Source:
     """The name for messages."""
     key: str
     """The cache key of the prepared text; it changes whenever the text may have changed."""
-    open: Callable[[], Iterable[Piece]]
-    """Returns its pieces. Raises DataError if there are none."""
-    is_unchanged: Callable[[], bool] = lambda: True
-    """Whether the files are still those of `key`, by their size, time and inode."""
-    place: Callable[[int], str] = lambda number: f"row {number:,}"
-    """Where document `number` is, counted from 1, for messages."""
+    tables: tuple[Table, ...] = ()
+    """Its files, all of one format."""
+    documents: tuple[str, ...] = ()
+    """Its texts, if it has no files."""
     downloaded: Path | None = None
     """The file that was downloaded for it."""
 
@@ -63,6 +61,12 @@ class Source:
         if self.downloaded is None:
             return self.name
         return f"{self.name} (downloaded to {self.downloaded})"
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the files are still those of `key`, by size and time. Raises DataError."""
+        files = [table.file for table in self.tables]
+        return files == [local_file(self.name, Path(one.url), one.name) for one in files]
 
     def rejected(self, error: BrokenText) -> DataError:
         """The error for a text that cannot be read. Removes a downloaded file."""
@@ -75,17 +79,32 @@ class Source:
             "is removed: the next start downloads it again."
         )
 
-    def read(self) -> Iterator[Piece]:
-        """Iterate over the pieces. Raises DataError if one cannot be read."""
-        try:
-            yield from self.open()
-        except DataError:
-            raise
-        except Exception as error:  # unrelated types of pyarrow, pandas, zlib and the decoder
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise BrokenText(
-                f"data.source={self.name} cannot be read to its end: {reason}."
-            ) from error
+    def read(self) -> Iterable[Piece]:
+        """Its pieces. Raises DataError if there are none, or if one cannot be read."""
+        if not self.tables:
+            return pieces_of(map(with_final_newline, self.documents))
+        if format_of(self.tables[0].file.name) in (None, TEXT):
+            from data.reading.text import text_pieces
+
+            return text_pieces(self.tables)
+        return pieces_of(document.text for _, _, document in self._rows())
+
+    def place(self, number: int) -> str:
+        """Where document `number` is, counted from 1, for messages."""
+        for table, group, document in islice(self._rows(), number - 1, None):
+            return table.row_in_words(group, document.row)
+        return f"conversation {number:,}"  # the files have changed
+
+    def _rows(self) -> Iterator[tuple[Table, Group, Document]]:
+        """Every row with a text. Raises DataError as reading does, and if there are no rows."""
+        has_rows = False
+        for table in self.tables:
+            for group, document in documents_of(table):
+                has_rows = True
+                if document.text:
+                    yield table, group, document
+        if not has_rows:
+            raise BrokenText(f"data.source={self.name} is empty: it has no rows.")
 
 
 def open_source(
@@ -110,7 +129,7 @@ def open_source(
         name = redact_urls(source)
         found = _files(name, local_files(name, [file]), column, progress, cache_dir)
         return replace(found, downloaded=file)
-    if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
+    if URL.match(source):
         raise DataError(
             f"data.source={redact_urls(source)}: only http:// and https:// URLs are "
             "downloaded. Download the file by other means and give its path."
@@ -134,11 +153,7 @@ def _python_docs() -> Source:
 
     documents = tuple(topics[name] for name in sorted(topics))
     digest = hashlib.sha256("\0".join(documents).encode())
-
-    def read() -> Iterable[Piece]:
-        return pieces_of(map(with_final_newline, documents))
-
-    return Source("python-docs", digest.hexdigest(), read)
+    return Source("python-docs", digest.hexdigest(), documents=documents)
 
 
 def _python_stdlib() -> list[Path]:
@@ -162,8 +177,6 @@ def _files(
     (kind,) = kinds
     if is_text := kind == TEXT:
         column.check_plain_text(name)
-    paths = [Path(file.url) for file in files]
-    stamps = stamps_of(name, paths)
     size = sum(file.size for file in files)
     if size == 0:
         raise DataError(f"data.source={name} is empty: there is no text to train on.")
@@ -175,54 +188,9 @@ def _files(
         digest.update(_digest_of(name, Path(file.url), progress))
     if not is_text:
         digest.update(column.key.encode())
-
-    said: set[str] = set()
-
-    def say_once(line: str) -> None:  # a text is read twice or more
-        if line not in said:
-            said.add(line)
-            progress.say(line)
-
     access = Access(cache_dir)
-    tables = [Table(access, name, column, file, at) for at, file in enumerate(files)]
-
-    def pieces() -> Iterable[Piece]:
-        if is_text:
-            from data.reading.text import text_pieces
-
-            return text_pieces(tables, say_once)
-        return pieces_of(text for text, _ in _documents(name, tables))
-
-    def place(number: int) -> str:
-        documents = _documents(name, tables)
-        found = next(islice(documents, number - 1, None), None)
-        return f"conversation {number:,}" if found is None else found[1]()  # they have changed
-
-    return Source(
-        name,
-        digest.hexdigest(),
-        pieces,
-        lambda: stamps_of(name, paths) == stamps,
-        place,
-    )
-
-
-def _documents(name: str, tables: list[Table]) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Every document of the tables, each with a function that says where it is.
-
-    Raises DataError if they cannot be read, lack the column or have no rows, or if a table has no
-    text.
-    """
-    from data.reading.rows import documents_of
-
-    has_rows = False
-    for table in tables:
-        for group, document in documents_of(table):
-            has_rows = True
-            if document.text:
-                yield document.text, partial(table.row_in_words, group, document.row)
-    if not has_rows:
-        raise BrokenText(f"data.source={name} is empty: it has no rows.")
+    tables = tuple(Table(access, name, column, file, at) for at, file in enumerate(files))
+    return Source(name, digest.hexdigest(), tables)
 
 
 def _digest_of(name: str, file: Path, progress: Progress) -> bytes:

@@ -108,22 +108,17 @@ def _row(value: Any, text: str, column: TextColumn) -> dict[str, Any] | BadRow:
 def _plain_lines(table: Table, group: Group) -> Iterator[bytes]:
     """The lines that begin in a group."""
     first = max(0, group.begin - 1)  # a newline there: a line begins with the group
-    data = table.read(first, group.end + SLACK_BYTES)
+    data = bytearray(table.read(first, group.end + SLACK_BYTES))
     if group.begin == 0:
         refuse_content(table.file.shown, bytes(data[:HEAD_BYTES]))
     begin = data.find(b"\n") + 1 if group.begin else 0
     if group.begin and not 0 < begin < group.end - first:
         return  # one line fills the group, and began before it
     last = group.end - 1 - first  # the first newline from here ends the last line
-    end = data.find(b"\n", last)
-    size = table.file.size
-    if end < 0 and first + len(data) < size:
-        data = bytearray(data)
-        while end < 0 and first + len(data) < size:
-            check_length(len(data) - last)
-            seen, more = len(data), max(SLACK_BYTES, len(data) - last)
-            data += table.read(first + seen, first + seen + more)
-            end = data.find(b"\n", seen)
+    while (end := data.find(b"\n", last)) < 0 and first + len(data) < table.file.size:
+        check_length(len(data) - last)
+        here = first + len(data)
+        data += table.read(here, here + len(data) - last)
     whole = bytes(data[begin : end if end >= 0 else len(data)])
     for line in whole.split(b"\n"):
         check_length(len(line))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from data.errors import BrokenText
+from data.errors import BrokenText, reason_of
 from data.reading.groups import Group
 from data.reading.table import FileRange, Row, Table
 
@@ -99,15 +99,7 @@ def _footer_of(table: Table) -> FileMetaData:
         if key in access.footers:
             access.footers.move_to_end(key)
             return access.footers[key]
-    fetched: list[FileMetaData] = []
-
-    def fetch() -> bytes:
-        content = _footer_bytes(table)
-        fetched.append(_parsed(table, content))  # a damaged one is not kept
-        return content
-
-    content = table.kept("footer", fetch)
-    footer = fetched[0] if fetched else _parsed(table, content)
+    footer = _parsed(table, table.kept("footer", lambda: _footer_bytes(table)))
     with access.lock:
         access.footers[key] = footer
         while len(access.footers) > KEPT_FOOTERS:
@@ -126,7 +118,9 @@ def _footer_bytes(table: Table) -> bytes:
         raise _broken(table, "its footer is longer than the file")
     if length > len(tail):
         tail = table.read(size - length, begin) + tail
-    return bytes(tail[-length:])
+    footer = bytes(tail[-length:])
+    _parsed(table, footer)  # a damaged one is not kept
+    return footer
 
 
 def _parsed(table: Table, footer: bytes) -> FileMetaData:
@@ -135,13 +129,12 @@ def _parsed(table: Table, footer: bytes) -> FileMetaData:
     try:
         return parquet.read_metadata(io.BytesIO(MAGIC + footer))
     except (pa.ArrowException, OSError) as error:
-        raise _broken(table, str(error).splitlines()[0]) from error
+        raise _broken(table, reason_of(error)) from error
 
 
 def _broken(table: Table, reason: str) -> BrokenText:
-    return BrokenText(
-        f"data.source={table.source}: {table.file.name} cannot be read as Parquet: {reason}. "
-        "Copy it again, or leave it out."
+    return table.broken(
+        f"{table.file.name} cannot be read as Parquet: {reason}. Copy it again, or leave it out."
     )
 
 

@@ -33,8 +33,8 @@ PACKED_RATIO = 3
 MOST_ROW_BYTES = 256 << 20
 MOST_GROUP_BYTES = 4 << 30
 """The most text that is streamed at once; a table that is prepared is read row by row."""
-UNREADABLE = (ValueError, *BROKEN_COMPRESSION)
-"""Errors of the decoders for a broken file. Those of pyarrow are ValueErrors."""
+UNREADABLE = (ValueError, NotImplementedError, *BROKEN_COMPRESSION)
+"""Errors of the decoders for a broken file; the first two are bases of those of pyarrow."""
 PIECE_BYTES = 1 << 20
 LONG_WINDOW = "Frame requires too much memory"
 """Zstandard's error for a file that was compressed with more than `--long=27`."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import json
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from data.errors import BrokenText, DataError
@@ -34,20 +32,15 @@ def columns(table: Table) -> dict[str, str]:
     return {table.column.name: "text"}
 
 
-def text_pieces(tables: list[Table], say: Callable[[str], None]) -> Iterator[Piece]:
+def text_pieces(tables: Sequence[Table]) -> Iterator[Piece]:
     """Files, each a document, decoded as UTF-8 in pieces. Byte order marks are removed.
 
     Every document ends with a newline, but a single file is not changed. Of several, an empty one
-    is no document. `say` prints a line about a file that seems to be a table.
+    is no document.
     """
     for table in tables:
         last = ""
-        for number, text in enumerate(_decoded(table)):
-            if number == 0 and _begins_with_row(text):
-                say(
-                    f"warning: data.source: {table.file.shown} is read as plain text, although its "
-                    "first line is a JSON object. To read its rows, rename it to end in .jsonl."
-                )
+        for text in _decoded(table):
             if last:
                 yield {"text": last, "ends": []}
             last = text
@@ -81,12 +74,6 @@ def _decoded(table: Table) -> Iterator[str]:
         raise table.unreadable(whole, 0, error) from error
     if undecoded := len(decoder.getstate()[0]):
         raise _not_utf8(table, offset - undecoded)
-
-
-def _begins_with_row(text: str) -> bool:
-    with suppress(ValueError, RecursionError):
-        return text.startswith("{") and isinstance(json.loads(text.partition("\n")[0]), dict)
-    return False
 
 
 def _not_utf8(table: Table, offset: int) -> BrokenText:

@@ -43,7 +43,7 @@ def short_waits(monkeypatch):
 @pytest.fixture
 def text_of(tmp_path):
     def text_of(source, text_column="text"):
-        pieces = open_source(str(source), TextColumn(text_column), tmp_path / "cache").open()
+        pieces = open_source(str(source), TextColumn(text_column), tmp_path / "cache").read()
         return "".join(piece["text"] for piece in pieces)
 
     return text_of

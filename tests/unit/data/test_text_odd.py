@@ -308,16 +308,6 @@ def test_what_is_quick_is_done_without_a_word(prepare, tmp_path, monkeypatch):
     assert not [thread for thread in threading.enumerate() if "_report" in thread.name]
 
 
-@pytest.mark.parametrize("name", ["a.jsonlines", "download.txt.gz"])
-def test_rows_of_json_that_are_read_as_plain_text_are_told(prepare, tmp_path, name):
-    content = b'{"text": "the run goes on"}\n' * 40
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    lines: list[str] = []
-    prepare(tmp_path / name, say=lines.append)
-    (said,) = [line for line in lines if line.startswith("warning")]
-    assert f"{name} is read as plain text, although its first line is a JSON object" in said
-
-
 @pytest.mark.parametrize("pass_name", ["first", "second"])
 def test_a_preparation_that_takes_long_says_how_far_it_is(
     prepare, tmp_path, monkeypatch, pass_name
