@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data.chat import ChatTemplate, EncodedChat
 from data.errors import DataError
@@ -26,7 +27,7 @@ from data.pieces import (
 from data.sources import Source
 from data.subwords import SubwordTokenizer
 from data.token_file import TokenRows
-from data.tokenizer import CharTokenizer, Tokenizer
+from data.tokenizer import Tokenizer
 
 MOST_THREADS = 4
 """More threads would wait for the one that reads."""
@@ -61,41 +62,30 @@ def encoded(
     about so many. Raises DataError if the tokenizer has no encoding of the text.
     """
     if isinstance(tokenizer, SubwordTokenizer):
-        return _encoded_subwords(pieces, tokenizer, cut, threads)
-    assert isinstance(tokenizer, CharTokenizer)
-    return _encoded_characters(pieces, tokenizer, cut, min(threads, MOST_THREADS))
+        subwords = tokenizer
 
+        def encode_batch(batch: list[Chunk]) -> Encoded:
+            texts = [chunk.text for chunk in batch]
+            ids, ends = subwords.encode_chunks(texts, [chunk.ends_document for chunk in batch])
+            return _encoded(ids, ends, texts, batch[0].held_out)
 
-def _encoded_characters(
-    pieces: Iterable[Piece], tokenizer: CharTokenizer, cut: int, threads: int
-) -> Iterator[Encoded]:
+        return in_order(encode_batch, batches_of(chunks_of(pieces, cut), threads), BATCHES_AT_ONCE)
+
     def encode(part: SplitPiece) -> Encoded:
-        return Encoded(
-            tokenizer.encode(part.text),
-            np.array(part.ends, dtype=np.int64),
-            held_out=part.held_out,
-            characters=len(part.text),
-            text_bytes=utf8_bytes(part.text),
-        )
+        ends = np.array(part.ends, dtype=np.int64)
+        return _encoded(tokenizer.encode(part.text), ends, [part.text], part.held_out)
 
-    return in_order(encode, split_pieces(pieces, cut), threads)
+    return in_order(encode, split_pieces(pieces, cut), min(threads, MOST_THREADS))
 
 
-def _encoded_subwords(
-    pieces: Iterable[Piece], tokenizer: SubwordTokenizer, cut: int, cores: int
-) -> Iterator[Encoded]:
-    def encode(batch: list[Chunk]) -> Encoded:
-        texts = [chunk.text for chunk in batch]
-        ids, ends = tokenizer.encode_chunks(texts, [chunk.ends_document for chunk in batch])
-        return Encoded(
-            ids,
-            ends,
-            held_out=batch[0].held_out,
-            characters=sum(map(len, texts)),
-            text_bytes=sum(map(utf8_bytes, texts)),
-        )
-
-    return in_order(encode, batches_of(chunks_of(pieces, cut), cores), BATCHES_AT_ONCE)
+def _encoded(ids: NDArray, ends: NDArray[np.int64], texts: list[str], held_out: bool) -> Encoded:
+    return Encoded(
+        ids,
+        ends,
+        held_out=held_out,
+        characters=sum(map(len, texts)),
+        text_bytes=sum(map(utf8_bytes, texts)),
+    )
 
 
 def in_order(

@@ -127,7 +127,7 @@ def build(wanted: Preparation, building: Path, threads: int, progress: Progress)
         raise _changed(source) from error
     if totals.info.characters != scan.characters or not source.is_unchanged:
         raise _changed(source)
-    progress.doing("verifying the prepared text", totals.info.tokens)
+    progress.doing(f"verifying the prepared {source.name}", totals.info.tokens)
     of_tokens, of_documents = fingerprints_of(building, tokenizer, totals.info.split, progress)
     info = replace(
         totals.finish(source.name),

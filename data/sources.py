@@ -33,11 +33,10 @@ from data.reading.formats import TEXT, format_of, mixed_formats
 from data.reading.groups import URL, DataFile, Group
 from data.reading.listing import cannot_be_opened, local_files, looks_like_files, matching_files
 from data.reading.rows import Document, documents_of
-from data.reading.table import Table
+from data.reading.table import PIECE_BYTES, Table
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that ship with Python."""
-PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

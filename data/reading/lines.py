@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from data.columns import DEFAULT_COLUMN, TextColumn
 from data.errors import BadRow
-from data.reading.content import refuse_content
+from data.reading.content import HEAD_BYTES, refuse_content
 from data.reading.groups import Group
 from data.reading.table import Row, Table, check_length
 
@@ -26,7 +26,6 @@ SLACK_BYTES = 1 << 18
 MOST_ARRAY_BYTES = 1 << 30
 PIECE_BYTES = 1 << 20
 DECODER = json.JSONDecoder()
-HEAD_BYTES = 1 << 10
 REMEDY = "Each row must be an object on a line of its own, or all rows one array of objects"
 Parsed = tuple[int, Any, str]
 """The number of a row, its value, and its JSON."""

@@ -38,7 +38,7 @@ from data.reading.formats import (
     mixed_formats,
 )
 from data.reading.groups import TRAIN, URL, DataFile, Group, Listing, names_in_folder
-from data.reading.rows import check_first_rows, format_for
+from data.reading.rows import check_first_rows, groups_of
 from data.reading.table import MOST_GROUP_BYTES, Table
 
 Found = list[tuple[str, DataFile]]
@@ -90,8 +90,8 @@ def _groups(
 ) -> list[Group]:
     groups: list[Group] = []
 
-    def groups_of(table: Table) -> list[Group]:
-        groups = format_for(table).groups(table)
+    def checked(table: Table) -> list[Group]:
+        groups = groups_of(table)
         if groups and kind == LINES:
             with suppress(*(BrokenText,) if skip_broken else ()):
                 check_first_rows(table)
@@ -103,7 +103,7 @@ def _groups(
 
     pool = ThreadPoolExecutor(READERS)
     try:
-        for found in pool.map(groups_of, tables):
+        for found in pool.map(checked, tables):
             groups += found
             progress.done += 1
     finally:

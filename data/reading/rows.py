@@ -38,6 +38,16 @@ def format_for(table: Table) -> Format:
     return reader_of(str(format_of(table.file.name)))
 
 
+def groups_of(table: Table) -> list[Group]:
+    """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged."""
+    try:
+        return format_for(table).groups(table)
+    except DataError:
+        raise
+    except UNREADABLE as error:
+        raise table.unreadable(None, 0, error) from error
+
+
 def documents(table: Table, group: Group, left_out: list[str] | None = None) -> Iterator[Document]:
     """The rows of a group, in order. All texts of tables are read here.
 
@@ -92,7 +102,7 @@ class Seen:
 def documents_of(table: Table) -> Iterator[tuple[Group, Document]]:
     """All rows of a file. Raises DataError for a bad row, and if no row has a text."""
     seen = Seen(table)
-    for group in format_for(table).groups(table):
+    for group in groups_of(table):
         for document in documents(table, group):
             seen.add(document)
             yield group, document

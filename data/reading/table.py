@@ -158,10 +158,10 @@ class Table:
         row = self.row_in_words(group, number)
         return self.broken(f"{row} cannot be read: {reason_of(error)}. {remedy}.")
 
-    def unreadable(self, group: Group, after: int, error: Exception) -> BrokenText:
-        """The error for a group that cannot be decoded after its row number `after`."""
-        what = self.group_in_words(group)
-        if after:
+    def unreadable(self, group: Group | None, after: int, error: Exception) -> BrokenText:
+        """The error for a group that cannot be decoded after its row number `after`, or a file."""
+        what = self.file.name if group is None else self.group_in_words(group)
+        if group is not None and after:
             what = f"the part after {self.row_in_words(group, after)}"
         remedy = "It is damaged or incomplete: copy it again, or leave it out"
         if LONG_WINDOW in str(error):

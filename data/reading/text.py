@@ -70,8 +70,7 @@ def _decoded(table: Table) -> Iterator[str]:
     except DataError:
         raise
     except UNREADABLE as error:
-        whole = Group(table.number, 0, None, None, 0, table.file.size, 0)
-        raise table.unreadable(whole, 0, error) from error
+        raise table.unreadable(None, 0, error) from error
     if undecoded := len(decoder.getstate()[0]):
         raise _not_utf8(table, offset - undecoded)
 

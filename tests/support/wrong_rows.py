@@ -110,6 +110,11 @@ WRONG = {
         gzip.compress(lines(*[A] * 9))[:-9],
         "a.jsonl.gz cannot be read: Compressed file ended .* copy it again",
     ),
+    "a cut gzip of CSV": (
+        "a.csv.gz",
+        gzip.compress(b"text\na\n")[:-9],
+        "a.csv.gz cannot be read: Compressed file ended .* copy it again",
+    ),
     "a number in Parquet": ("a.parquet", table(1, 2), "a.parquet holds int64, not text"),
     "a value that is nested too deeply": (
         "a.json",

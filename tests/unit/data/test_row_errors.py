@@ -133,3 +133,11 @@ def test_only_broken_rows_are_skipped_and_numbers_stay(tmp_path, name):
     assert found.texts == ["a\n", "a\n"]
     assert found.broken.startswith(f"row 2 of {name} (")
     assert found.broken.endswith(") and 1 more after it")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_array_that_fills_the_memory_is_refused(tmp_path, monkeypatch, reader):
+    monkeypatch.setattr("data.reading.lines.MOST_ARRAY_BYTES", 100)
+    (tmp_path / "a.json").write_text(json.dumps([A] * 50))
+    sentence = complaint(reader, tmp_path / "a.json", tmp_path / "cache")
+    assert re.search(r"a\.json is an array of more than 1 GB.* JSON lines", sentence)
