@@ -141,17 +141,16 @@ def _elements_of(table: Table, content: IO[bytes]) -> Iterator[Parsed]:
 
     Raises ValueError for what is not JSON, and as reading does.
     """
-    pieces, size = [], 0
+    array = bytearray()
     while piece := content.read(PIECE_BYTES):
-        pieces.append(piece)
-        size += len(piece)
-        if size > MOST_ARRAY_BYTES:
+        array += piece
+        if len(array) > MOST_ARRAY_BYTES:
             raise table.broken(
                 f"{table.file.name} is an array of more than 1 GB, and is read as a whole. Write "
                 "its elements as JSON lines, for example with jq -c '.[]'."
             )
-    text = b"".join(pieces).decode("utf-8-sig", "surrogateescape")
-    pieces.clear()  # frees their memory
+    text = array.decode("utf-8-sig", "surrogateescape")
+    array.clear()  # frees its memory
     at, number = _after("[", text, 0), 0
     while text[at : at + 1] != "]":
         at = _after(",", text, at) if number else at
