@@ -239,6 +239,12 @@ class RunLock:
                     path.unlink(missing_ok=True)
                 folder.rmdir()
 
+    def release(self) -> None:
+        """Let another attempt have the directory."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def note_exit(self, code: int) -> int:
         """Leave an exit code for whoever started this attempt, and return it.
 
