@@ -147,7 +147,7 @@ def _elements_of(table: Table, content: IO[bytes]) -> Iterator[Parsed]:
         if len(array) > MOST_ARRAY_BYTES:
             raise table.broken(
                 f"{table.file.name} is an array of more than 1 GB, and is read as a whole. Write "
-                "its elements as JSON lines, for example with jq -c '.[]'."
+                "its elements as JSON lines, one on each line."
             )
     text = array.decode("utf-8-sig", "surrogateescape")
     array.clear()  # frees its memory
