@@ -173,9 +173,13 @@ class Attempts(RuleBasedStateMachine):
     @precondition(lambda self: any(one.uploads for one in self.trainers))
     @rule(first=st.integers(0, 9))
     def settle(self, first: int) -> None:
-        """Without faults, at most one attempt is left that uploads, and it owns the run."""
+        """Without faults, at most one attempt is left that uploads, and it owns the run.
+
+        Three uploads of each decide: with its first, a start that could not read the store may
+        learn that it is behind; its second fences the others, which find that with their third.
+        """
         living = [one for one in self.trainers if one.uploads]
-        for one in 2 * (living[first % len(living) :] + living[: first % len(living)]):
+        for one in 3 * (living[first % len(living) :] + living[: first % len(living)]):
             if not one.was_read and self.newest() is not None:
                 one.step = max(one.step, self.newest().step)
             if one.uploads:
@@ -263,6 +267,21 @@ def test_attempts_in_any_order_with_any_faults(machine, examples):
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize("machine", [OnRepo, OnFiles], ids=["repo", "files"])
+def test_a_start_that_fell_behind_before_it_could_read_the_store_owns_the_run(machine):
+    attempts = machine()
+    attempts.start("now", 0)
+    attempts.upload(0, False, None, 1, 0)
+    attempts.upload(0, False, None, 1, 0)
+    attempts.start("nothing", 0)
+    first, later = attempts.trainers
+    attempts.uploaded(later, False, Fault("fails", 1))
+    assert later.pending.step < attempts.newest().step
+    attempts.settle(0)
+    assert (first.is_fenced, later.is_fenced) == (True, False)
+    attempts.teardown()
 
 
 def found(generation: int, attempt: str = "other", run: str = "run", step: int = 10) -> Latest:
