@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import httpx2
 
-from data.errors import DataError, TextUnreachable
+from data.errors import DataError, TextUnreachable, reason_of
 from data.printable import redact_urls
 
 Answer = TypeVar("Answer")
@@ -150,7 +150,7 @@ def failure_of(error: Exception) -> Unanswered | Refused:
     response = getattr(error, "response", None)  # of httpx2, the Hub's client or a file system
     if isinstance(status := getattr(response, "status_code", None), int):
         return _failure_of_status(status, getattr(response, "headers", {}))
-    reason = redact_urls((str(error) or type(error).__name__).splitlines()[0]).rstrip(".")
+    reason = redact_urls(reason_of(error))
     if isinstance(error, httpx2.TimeoutException):
         return Unanswered(f"no answer in {TIMEOUT_SECONDS:.0f} s")
     if isinstance(error, FileNotFoundError):

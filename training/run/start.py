@@ -97,9 +97,9 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
 
     Every process must call this. Where machines have disks of their own, all use the same. Of a
     snapshot that is only on the Hub, no more than the small files are downloaded: `take_start`
-    follows when the text is known. Raises SnapshotError where a snapshot cannot
-    be used or is another run's by the configuration, and where another machine can neither see nor
-    download the one that the main process chose.
+    follows when the text is known. Raises SnapshotError where a snapshot cannot be used or is
+    another run's by the configuration, and where another machine can neither see nor download the
+    one that the main process chose.
     """
     refuse = partial(refuse_other_run, config=as_plain(config))
     return _agree(accelerator, config, partial(_choose, config, lock, refuse, fetch_small))
