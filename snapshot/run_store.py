@@ -112,9 +112,11 @@ def with_newest(store: RunStore, repo: RepoContents, newest: Path, state: RunSta
     Raises HubError if it cannot be uploaded.
     """
     latest = repo.latest
-    if latest is not None and (latest.run_id != state.run_id or latest.step >= state.step):
+    if latest is not None and latest.run_id == state.run_id and latest.step >= state.step:
         return repo
-    prunes_nothing = Policy(LARGEST_STEP, 0.0, store.private, takeover=False)
+    if latest is not None and latest.run_id != state.run_id and not store.takeover:
+        return repo
+    prunes_nothing = Policy(LARGEST_STEP, 0.0, store.private, store.takeover)
     target = UploadTarget(store.hub, prunes_nothing, state.run_id, uuid4().hex, latest)
     attempt = begin_attempt(target, lambda text: None)
     upload = Upload(newest, Card(f"# Step {state.step}\n"))

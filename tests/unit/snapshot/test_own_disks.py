@@ -52,6 +52,18 @@ def test_the_newest_of_the_store_is_used_where_the_disk_has_an_older_one(
     assert (start.state.step, start.fetched) == (30, True)
 
 
+def test_a_takeover_uploads_before_the_others_begin(near_hub, finished_run, tmp_path):
+    """The store holds another run until then."""
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    hubs.put(near_hub, runs.snapshot(finished_run, 20), 20, run="f" * 32)
+    with pytest.raises(SnapshotError, match="holds another run than"):
+        choose_start(run_dir, "auto", for_all())
+    start = choose_start(run_dir, "auto", replace(for_all(), takeover=True))
+    assert (start.state.step, start.fetched) == (30, False)
+    assert start.remote is not None  # for the other machines
+    assert hubs.latest(near_hub)["run_id"] == start.state.run_id
+
+
 def test_an_upload_that_fails_ends_the_start(near_hub, finished_run, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     near_hub.fault("commit", "status", status=503, times=None)
