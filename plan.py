@@ -54,7 +54,7 @@ from snapshot.command_line import positive_int
 from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
-from store.errors import HubError
+from store.errors import StoreError
 from training.distributed.accelerator import refuse_context
 from training.memory import available_memory
 from training.shared_matrices import refuse_size, why_not_shared
@@ -102,7 +102,7 @@ def plan(options: argparse.Namespace) -> int:
             freeze(counted := build_model(model), config.optim.freeze)
         check_sharing(options, config, counted)
         fits, split = fits_of_strategies(options, config, counted, shape, memory)
-    except (ConfigError, SnapshotError, HubError) as error:
+    except (ConfigError, SnapshotError, StoreError) as error:
         say_error(str(error))
         return EXIT_USER_MISTAKE
     here = options.processes // options.machines
@@ -178,7 +178,7 @@ def check_sharing(options: argparse.Namespace, config: Config, model: LanguageMo
 def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelConfig, str]:
     """The sizes of the model, and the dtype of its weights as far as its config.json says it.
 
-    For a Hub model only that file is downloaded. Raises SnapshotError and HubError if it is not a
+    For a Hub model only that file is downloaded. Raises SnapshotError and StoreError if it is not a
     usable model, ConfigError for a context longer than the model's.
     """
     sizes = config.model

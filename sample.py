@@ -168,7 +168,9 @@ def show(text: str) -> None:
 
 
 def find(options: argparse.Namespace) -> tuple[NamedModel, Tokenizer]:
-    """The model that is named, and its tokenizer. Raises SnapshotError, HubError and DataError."""
+    """The model that is named, and its tokenizer. Raises SnapshotError, StoreError,
+    and DataError.
+    """
     named = find_model(options.model, options.base)
     tokenizer = tokenizer_of(named.folder)
     refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))

@@ -42,8 +42,8 @@ def measure(steps: int, shape: str) -> dict[str, float]:
 def main() -> None:
     """The new process: snapshots and their uploads, the last of which is measured."""
     steps, shape, place = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    from store.hub import Hub
     from store.records import SEGMENT_STEPS
-    from store.repo import Hub
     from store.store import Card, Policy, UploadTarget
     from store.uploader import Uploader
     from training.reporting.segments import MOST_SEGMENTS

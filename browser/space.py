@@ -48,7 +48,7 @@ def make_space(source: str, target: str, public: bool) -> str:
     it nor its owner exists here as a path. A Space that this command made is replaced there.
 
     Raises SnapshotError and DataError for what is no model and for a target that holds something
-    else, HubError if the Hub refuses, OSError if a file cannot be written.
+    else, StoreError if the Hub refuses, OSError if a file cannot be written.
     """
     repo = _repo_in(target)
     folder = Path(target).expanduser().absolute()
@@ -119,7 +119,7 @@ def _upload(repo: str, folder: Path, private: bool) -> str:
     """Create or replace a Space, in one commit that gives it the files of a folder; its address.
 
     Raises SnapshotError for a Space with other files, or for a public one unless `--public` was
-    given; HubError if the Hub refuses.
+    given; StoreError if the Hub refuses.
     """
     api = hub_api(TIMEOUT_SECONDS)
     address = f"{constants.ENDPOINT}/spaces/{repo}"

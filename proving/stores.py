@@ -17,7 +17,7 @@ from proving.lines import RED, Line, failed, passed, unchecked
 from proving.task import IN_UPLOAD, Outcome, Task
 from snapshot.errors import SnapshotError
 from snapshot.run_store import fetch_newest
-from store.errors import HubError, HubUnsupported
+from store.errors import StoreError, Unsupported
 from store.fetch import fetch
 from store.kinds import open_store
 from store.latest import remote_step
@@ -59,7 +59,7 @@ class Scratch:
     def newest_step(self) -> int:
         """The step of its newest snapshot, after a download and all checks.
 
-        Raises HubError and SnapshotError.
+        Raises StoreError and SnapshotError.
         """
         with TemporaryDirectory() as folder:
             found = fetch_newest(self.store, BRANCH, Path(folder), fetch)
@@ -84,7 +84,7 @@ def stored(launch: Launch, config: Config, whole: Outcome, steps: int) -> Iterat
     try:
         with Scratch(config) as scratch:
             yield from in_scratch(launch, whole, steps, scratch)
-    except (HubError, SnapshotError) as error:
+    except (StoreError, SnapshotError) as error:
         yield passed(NAME, False, f"{error}")
 
 
@@ -94,9 +94,9 @@ def rights(store: Store) -> Line:
     try:
         store.require_token()
         store.check_token()
-    except HubUnsupported as error:
+    except Unsupported as error:
         return unchecked(name, str(error))
-    except HubError as error:
+    except StoreError as error:
         return passed(name, False, str(error))
     return passed(name, True, f"the credentials for {store.name} are not read-only")
 

@@ -35,7 +35,7 @@ from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
 from snapshot.run_store import checked, fetch_newest
-from store.fetch import RepoContents, fetch, read_repo
+from store.fetch import Contents, fetch, read_store
 from store.kinds import named_store
 from store.latest import remote_step
 from store.store import Store, with_retries
@@ -220,7 +220,7 @@ def _list(path: Path) -> None:
 
 
 def _list_remote(hub: Store, revision: str) -> None:
-    repo = with_retries(lambda: read_repo(hub, revision))
+    repo = with_retries(lambda: read_store(hub, revision))
     for folder in repo.folders():
         _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
     if repo.latest is not None:
@@ -229,7 +229,7 @@ def _list_remote(hub: Store, revision: str) -> None:
         raise SnapshotError(repo.lack)
 
 
-def _bytes_in(repo: RepoContents, folder: str) -> int:
+def _bytes_in(repo: Contents, folder: str) -> int:
     return sum(file.size for path, file in repo.files.items() if path.startswith(f"{folder}/"))
 
 

@@ -41,9 +41,9 @@ from snapshot.disk.model import (
 from snapshot.disk.reading import TIE, TensorReader, files_of, has_own_output
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
-from store.errors import HubError, HubUnreachable
+from store.errors import StoreError, StoreUnreachable
+from store.hub import Hub
 from store.kinds import named_repo
-from store.repo import Hub
 from store.store import BRANCH, PREFIX, RemoteFile, with_retries
 
 LARGEST_SMALL_BYTES = 64 << 20
@@ -111,7 +111,7 @@ class Base:
         """Download the weights to the Hub client's cache and verify their hashes; their folder.
 
         Without `here` another process of this machine has done it. Raises SnapshotError if they are
-        not what they must be, HubError for a failed download.
+        not what they must be, StoreError for a failed download.
         """
         if not here or self.repo is None:
             return self.folder
@@ -134,7 +134,7 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
     """Find the model that `key=value` names, and download its small files if it is a repo.
 
     The architecture of a preset is this project's, whatever there is of that name elsewhere.
-    Raises SnapshotError for what is no such model, HubError if the Hub cannot be reached.
+    Raises SnapshotError for what is no such model, StoreError if the Hub cannot be reached.
     """
     named = f"{key}={value}"
     own = ARCHITECTURES.get(value) if key == "model.architecture" else None
@@ -149,7 +149,7 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
 def open_tokenizer(value: str, timeout: float) -> Path:
     """Download the tokenizer of the repo that `data.tokenizer` names; its folder.
 
-    Raises SnapshotError if there is none, HubError if the Hub cannot be reached.
+    Raises SnapshotError if there is none, StoreError if the Hub cannot be reached.
     """
     named = f"data.tokenizer={value}"
     hub, revision = _repo_of(named, value, timeout)
@@ -183,9 +183,9 @@ def naming(named: str) -> Iterator[None]:
     """Name the key and the value in errors of the Hub; those that last are user errors."""
     try:
         yield
-    except HubUnreachable as error:
-        raise HubUnreachable(f"{named}: {error}") from error
-    except HubError as error:
+    except StoreUnreachable as error:
+        raise StoreUnreachable(f"{named}: {error}") from error
+    except StoreError as error:
         raise SnapshotError(f"{named}: {str(error).rstrip('.')}.") from error
 
 
@@ -292,7 +292,7 @@ def open_base_of(
     """The base of the adapters in the snapshot at `where`, whose weights have this digest.
 
     `instead` is a folder that may hold it, too. The weights of a repo may be left to fetch. Raises
-    SnapshotError if it is not there or another model is, HubError if the Hub cannot be reached.
+    SnapshotError if it is not there or another model is, StoreError if the Hub cannot be reached.
     """
     revision = adapters.revision
     label = adapters.base if revision is None else f"{adapters.base}@{revision[:12]}"

@@ -14,14 +14,14 @@ from data.errors import DataError
 from model.cpu import limit_threads
 from model.generate import BrokenModel
 from snapshot.errors import SnapshotError
-from store.errors import HubError
+from store.errors import StoreError
 
 
 class DeviceError(ValueError):
     """A device that cannot be used, or that has too little memory. The message is a sentence."""
 
 
-USER_ERRORS = (SnapshotError, HubError, DataError, DeviceError, BrokenModel)
+USER_ERRORS = (SnapshotError, StoreError, DataError, DeviceError, BrokenModel)
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:

@@ -37,9 +37,9 @@ from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
-from store.fetch import fetch_for_sampling, newest_whole, read_repo
+from store.fetch import fetch_for_sampling, newest_whole, read_store
+from store.hub import Hub
 from store.kinds import NAMED_FILES, named_repo
-from store.repo import Hub
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0
@@ -67,7 +67,7 @@ class NamedModel:
     """Where their base is now, if they do not lead there."""
 
     def load(self) -> LanguageModel:
-        """The model with its weights, on the CPU. Raises SnapshotError and HubError."""
+        """The model with its weights, on the CPU. Raises SnapshotError and StoreError."""
         sizes = self.sizes
         if self.base is not None:
             self.base.fetch_weights()
@@ -93,7 +93,7 @@ def find_model(name: str, base: str | None = None) -> NamedModel:
     """The newest whole snapshot of a run or a repo, a snapshot, or any other model, by its name.
 
     `base` is the folder of the base of adapters. Raises SnapshotError for what is none of these,
-    and HubError if the Hub cannot be reached.
+    and StoreError if the Hub cannot be reached.
     """
     found = _find(name)
     if base is not None and found.adapters is None:
@@ -114,7 +114,7 @@ def _find(name: str) -> NamedModel:
         folder = newest_snapshot(path)
         return _ours(str(folder), folder, from_hub=False)
     if (named := named_repo(name)) is not None:
-        repo = read_repo(Hub(named[0], TIMEOUT_SECONDS), named[1])
+        repo = read_store(Hub(named[0], TIMEOUT_SECONDS), named[1])
         if repo.folders():
             found = newest_whole(repo, fetch_for_sampling)
             name = f"{found.repo.name}, {found.path.name}"
@@ -146,7 +146,7 @@ def merge(source: str, folder: Path, base: str | None = None) -> NamedModel:
     """Write the model to a new folder, which transformers loads and `model.pretrained` takes.
 
     `base` is as for `find_model`. The weights are float32. Raises SnapshotError for a snapshot that
-    is whole and for a folder that exists, HubError if something cannot be downloaded, OSError if
+    is whole and for a folder that exists, StoreError if something cannot be downloaded, OSError if
     the folder cannot be written.
     """
     named = find_model(source, base)

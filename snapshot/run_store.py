@@ -12,20 +12,20 @@ from snapshot.disk.files import LARGEST_STEP
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
 from store.errors import (
-    HubError,
-    HubMissing,
-    HubOffline,
-    HubRefused,
-    HubUnreachable,
-    HubUnsupported,
+    StoreError,
+    StoreMissing,
+    StoreOffline,
+    StoreRefused,
+    StoreUnreachable,
+    Unsupported,
 )
 from store.fence import Fenced
-from store.fetch import Fetched, RepoContents, fetch, fetch_state, newest_whole, read_repo
+from store.fetch import Contents, Fetched, fetch, fetch_state, newest_whole, read_store
 from store.kinds import begin_attempt, open_store
 from store.latest import remote_step
 from store.store import Card, Policy, Store, Upload, UploadTarget, with_retries
 
-Fetch = Callable[[RepoContents, str, Path], Path]
+Fetch = Callable[[Contents, str, Path], Path]
 """Downloads a snapshot to a folder: `fetch` all of it, `fetch_small` what describes it."""
 StateCheck = Callable[[RunState], object]
 """Raises SnapshotError for the state of a snapshot that an attempt must not resume from."""
@@ -38,7 +38,7 @@ class RunStore:
     hub: Store
     private: bool
     takeover: bool
-    known: RepoContents | None = None
+    known: Contents | None = None
     """Its contents as this start has read them before."""
     for_all: bool = False
     """Whether other machines begin from it, too: their disks lack what this disk has."""
@@ -61,35 +61,35 @@ class RemoteSnapshot:
     """`hub.timeout_seconds`: how long a request waits for a response."""
 
     @classmethod
-    def of(cls, repo: RepoContents, folder: str) -> RemoteSnapshot:
+    def of(cls, repo: Contents, folder: str) -> RemoteSnapshot:
         """The snapshot in a folder of a repo."""
         return cls(repo.hub.url, repo.commit, folder, repo.hub.timeout)
 
     def fetch_to(self, root: Path, fetch: Fetch = fetch) -> Path:
-        """Download it to `root`. Raises SnapshotError and HubError."""
+        """Download it to `root`. Raises SnapshotError and StoreError."""
         hub = open_store(self.url, self.timeout)
         files = with_retries(lambda: hub.files(self.commit))
-        return fetch(RepoContents(hub, self.commit, True, files, None), self.folder, root)
+        return fetch(Contents(hub, self.commit, True, files, None), self.folder, root)
 
 
-def open_repo(store: RunStore, can_do_without: bool) -> tuple[RepoContents | None, tuple[str, ...]]:
+def open_repo(store: RunStore, can_do_without: bool) -> tuple[Contents | None, tuple[str, ...]]:
     """The contents of the repo, which is created if it does not exist; or None and a warning.
 
     `can_do_without`: this disk has a snapshot. Raises SnapshotError if the repo holds something
-    else or is public against `hub.private`; HubError if the run cannot begin without it.
+    else or is public against `hub.private`; StoreError if the run cannot begin without it.
     """
     try:
         repo = with_retries(lambda: _read_or_create(store))
-    except HubRefused as error:
+    except StoreRefused as error:
         if not can_do_without:
             raise
         return None, (f"{error} The run continues from what is here; uploads are retried.",)
-    except HubError as error:
-        offline = isinstance(error, HubOffline)
+    except StoreError as error:
+        offline = isinstance(error, StoreOffline)
         if not can_do_without:
             remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
             lack = "none is on all machines" if store.for_all else "there is none here"
-            raise HubUnreachable(
+            raise StoreUnreachable(
                 f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this run, "
                 f"and {lack}. Start again {remedy}; a run that is new can begin "
                 f"without {store.key.partition('=')[0]}, which a later start may have."
@@ -106,10 +106,10 @@ def open_repo(store: RunStore, can_do_without: bool) -> tuple[RepoContents | Non
     return repo, ()
 
 
-def with_newest(store: RunStore, repo: RepoContents, newest: Path, state: RunState) -> RepoContents:
+def with_newest(store: RunStore, repo: Contents, newest: Path, state: RunState) -> Contents:
     """The contents of the repo, with this run's newest snapshot, which may be on this disk alone.
 
-    Raises HubError if it cannot be uploaded.
+    Raises StoreError if it cannot be uploaded.
     """
     latest = repo.latest
     if latest is not None and latest.run_id == state.run_id and latest.step >= state.step:
@@ -122,19 +122,19 @@ def with_newest(store: RunStore, repo: RepoContents, newest: Path, state: RunSta
     upload = Upload(newest, Card(f"# Step {state.step}\n"))
     with suppress(Fenced):  # another start has uploaded meanwhile
         with_retries(lambda: attempt.upload(upload))
-    return with_retries(lambda: read_repo(store.hub))
+    return with_retries(lambda: read_store(store.hub))
 
 
-def _read_or_create(store: RunStore) -> RepoContents:
+def _read_or_create(store: RunStore) -> Contents:
     if store.known is not None and store.known.commit:  # a bucket has no commits
         commit, _ = store.hub.head()
-        return store.known if commit == store.known.commit else read_repo(store.hub)
+        return store.known if commit == store.known.commit else read_store(store.hub)
     store.hub.require_token()
     found = _read(store)
     _check_token(store)
     if found is None:
         store.hub.create(store.private)
-        found = read_repo(store.hub)
+        found = read_store(store.hub)
         if store.private and not found.private:
             raise SnapshotError(
                 f"{store.key}: the server has created a public repo, although a private one was "
@@ -144,10 +144,10 @@ def _read_or_create(store: RunStore) -> RepoContents:
     return found
 
 
-def _read(store: RunStore) -> RepoContents | None:
+def _read(store: RunStore) -> Contents | None:
     """The contents of the repo; None if there is none."""
-    with suppress(HubMissing):
-        return read_repo(store.hub)
+    with suppress(StoreMissing):
+        return read_store(store.hub)
     return None
 
 
@@ -156,14 +156,14 @@ def _check_token(store: RunStore) -> None:
 
     A start does not need the answer, and some servers give none.
     """
-    with suppress(HubUnreachable, HubUnsupported):
+    with suppress(StoreUnreachable, Unsupported):
         store.hub.check_token()
 
 
 def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:
     """`fetch`, after a check of the state: nothing of another run comes to this disk."""
 
-    def fetch_checked(repo: RepoContents, folder: str, root: Path) -> Path:
+    def fetch_checked(repo: Contents, folder: str, root: Path) -> Path:
         def check(state: RunState) -> None:
             if repo.latest is not None and state.run_id != repo.latest.run_id:
                 raise SnapshotError(f"step {state.step} of {repo.name} belongs to another run")
@@ -183,21 +183,21 @@ def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:
 
 def fetch_newest(hub: Store, revision: str, root: Path, fetch: Fetch) -> Fetched:
     """The newest whole snapshot of any repo, downloaded to `root`. Raises as `fetch_newer`."""
-    return fetch_newer(with_retries(lambda: read_repo(hub, revision)), -1, root, fetch)
+    return fetch_newer(with_retries(lambda: read_store(hub, revision)), -1, root, fetch)
 
 
-def fetch_newer(repo: RepoContents, step: int, root: Path, fetch: Fetch) -> Fetched:
+def fetch_newer(repo: Contents, step: int, root: Path, fetch: Fetch) -> Fetched:
     """The newest whole snapshot of a repo that is of a later step, downloaded to `root`.
 
-    Raises NoneWhole if there is none, HubError if the download fails, and what `fetch` raises for
+    Raises NoneWhole if there is none, StoreError if the download fails, and what `fetch` raises for
     the state of another run.
     """
     before = repo.latest
 
-    def download(repo: RepoContents, folder: str) -> Path:
+    def download(repo: Contents, folder: str) -> Path:
         return with_retries(lambda: fetch(repo, folder, root))
 
-    def later(now: RepoContents) -> list[str]:
+    def later(now: Contents) -> list[str]:
         if before is not None and (now.latest is None or now.latest.run_id != before.run_id):
             return []  # another run has replaced this one meanwhile
         return [folder for folder in now.folders() if remote_step(folder) > step]

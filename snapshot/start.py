@@ -35,8 +35,8 @@ from snapshot.run_store import (
     skipped,
     with_newest,
 )
-from store.errors import HubError, HubUnreachable
-from store.fetch import PARTIAL, NoneWhole, RepoContents, fetch
+from store.errors import StoreError, StoreUnreachable
+from store.fetch import PARTIAL, Contents, NoneWhole, fetch
 from store.kinds import named_store
 from store.latest import Latest, remote_step
 
@@ -61,7 +61,7 @@ class Start:
     """Whether the snapshot was downloaded from the run's own repo."""
     remote: RemoteSnapshot | None = None
     """The same snapshot on the Hub, for machines that do not have it."""
-    repo: RepoContents | None = None
+    repo: Contents | None = None
     """The run's own repo as it was at the start; None if it could not be read."""
 
     @property
@@ -102,8 +102,8 @@ def choose_start(
     Only the process that writes to `run_dir` may call this: it removes what a killed process left.
 
     Raises SnapshotError if the start would lose or mix runs: a named snapshot is damaged, no
-    snapshot of the run verifies, or the directory or the repo holds another run. Raises HubError if
-    the run cannot begin without the Hub.
+    snapshot of the run verifies, or the directory or the repo holds another run. Raises
+    StoreError if the run cannot begin without the Hub.
     """
     root = snapshots_in(run_dir)
     remove_leftovers(root)
@@ -173,7 +173,7 @@ def newest_of_disk_and_repo(
 
     With `store.for_all` it is the repo's newest, because other machines can have no other; one that
     only this disk has is uploaded first. Raises SnapshotError if the repo holds something else, or
-    if neither has a whole snapshot but the repo should; HubError if this disk has no snapshot and
+    if neither has a whole snapshot but the repo should; StoreError if this disk has no snapshot and
     the Hub cannot tell whether it has, or if that upload fails; what `fetch` raises for the
     snapshot of another run.
     """
@@ -210,7 +210,7 @@ def newest_of_disk_and_repo(
             fault = f"{str(error).rstrip('.')}. Start again in another repo."
             raise SnapshotError(fault) from error
         return replace(local, warnings=warnings + skipped(error.faults))
-    except (HubError, DiskFault) as error:
+    except (StoreError, DiskFault) as error:
         if not can_do_without:
             raise
         fault = f"step {latest.step} of {repo.name} could not be fetched: {str(error).rstrip('.')}."
@@ -230,7 +230,7 @@ def newest_of_disk_and_repo(
 
 
 def _also_in_repo(
-    newest: Path, state: RunState, repo: RepoContents, root: Path
+    newest: Path, state: RunState, repo: Contents, root: Path
 ) -> tuple[Path | None, RunState | None]:
     """The newest snapshot of the repo if this disk has it, too; the run of another repo stays."""
     latest = repo.latest
@@ -263,12 +263,12 @@ def _named_snapshot(resume: str, root: Path, timeout: float, fetch: Fetch) -> St
         found = fetch_newest(*remote, root / ORIGIN, fetch)
     except (OtherRun, DiskFault):
         raise
-    except HubUnreachable as error:
-        raise HubUnreachable(
+    except StoreUnreachable as error:
+        raise StoreUnreachable(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when the Hub can "
             "be reached."
         ) from error
-    except (SnapshotError, HubError) as error:
+    except (SnapshotError, StoreError) as error:
         raise SnapshotError(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "
             "a run's folder, or its repo."

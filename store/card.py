@@ -17,10 +17,10 @@ from snapshot.config_values import value_of
 from snapshot.disk.files import folder_name
 from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
+from store.hub import REPO_ID
 from store.kinds import NAMED_REPO
 from store.publish import CURVES
 from store.records import EVENTS
-from store.repo import REPO_ID
 from store.store import Best
 
 SHOWN = (

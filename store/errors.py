@@ -92,7 +92,7 @@ TRANSIENT_STATUSES = (408, 409, 425, 429)
 """Statuses below 500 after which a retry may succeed."""
 
 
-class HubError(Exception):
+class StoreError(Exception):
     """A request to the Hub failed. The message is a sentence, without a token."""
 
     def __init__(self, message: str, short: str = "refused") -> None:
@@ -109,7 +109,7 @@ class HubError(Exception):
     """Whether the Hub rejected README.md, or could not validate it."""
 
 
-class HubUnreachable(HubError):
+class StoreUnreachable(StoreError):
     """A transient failure: a retry may succeed."""
 
     def __init__(
@@ -120,34 +120,34 @@ class HubUnreachable(HubError):
         """The delay that the Hub requests, in seconds; None if it requests none."""
 
 
-class HubSilent(HubUnreachable):
+class StoreSilent(StoreUnreachable):
     """The Hub has not answered in time."""
 
     def __init__(self) -> None:
         super().__init__("the Hub did not answer in time", "no answer in time")
 
 
-class HubOffline(HubUnreachable):
+class StoreOffline(StoreUnreachable):
     """This process must not use the Hub: HF_HUB_OFFLINE is set."""
 
 
-class HubRefused(HubError):
+class StoreRefused(StoreError):
     """A lasting failure, until somebody changes a token, a permission or a name."""
 
 
-class HubMissing(HubRefused):
+class StoreMissing(StoreRefused):
     """The repo does not exist, or the token may not see it."""
 
 
-class HubNoRevision(HubRefused):
+class NoRevision(StoreRefused):
     """The repo exists, but not the commit or branch."""
 
 
-class HubNoFile(HubRefused):
+class NoFile(StoreRefused):
     """A file that a revision lists is not there: its snapshot was pruned, or its content lost."""
 
 
-class HubUnsupported(HubRefused):
+class Unsupported(StoreRefused):
     """The server does not support the request: it is an older one, or another implementation."""
 
     @property
@@ -156,26 +156,26 @@ class HubUnsupported(HubRefused):
         return f"the server does not support that ({self.short})"
 
 
-class HubConflict(HubError):
+class StoreMoved(StoreError):
     """Another commit came first."""
 
 
 @contextmanager
 def translate_errors(
-    repo_id: str, revision: str, not_found: type[HubRefused] = HubUnsupported
+    repo_id: str, revision: str, not_found: type[StoreRefused] = Unsupported
 ) -> Iterator[None]:
-    """Turn any error of the Hub client into a HubError of the right kind.
+    """Turn any error of the Hub client into a StoreError of the right kind.
 
     `not_found` is the kind for a 404 from a server that does not send X-Error-Code.
     """
     try:
         yield
-    except HubError:
+    except StoreError:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             if error.filename == constants.HF_TOKEN_PATH:
-                raise HubRefused(
+                raise StoreRefused(
                     f"the file of the token, {error.filename}, cannot be read: {error.strerror}. "
                     "Set HF_TOKEN, or HF_HOME to a folder that can be used.",
                     "no token",
@@ -189,9 +189,9 @@ def translate_errors(
 
 
 def translate(
-    error: BaseException, repo_id: str, revision: str, not_found: type[HubRefused]
-) -> HubError:
-    """The HubError of the right kind for any error of the Hub client."""
+    error: BaseException, repo_id: str, revision: str, not_found: type[StoreRefused]
+) -> StoreError:
+    """The StoreError of the right kind for any error of the Hub client."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:  # errors of uploads are wrapped in RuntimeError
@@ -199,37 +199,39 @@ def translate(
         cause = cause.__cause__
     for found in chain:
         if isinstance(found, LocalTokenNotFoundError):
-            return HubRefused(
+            return StoreRefused(
                 f"hub.repo_id={repo_id} needs a token, and there is none. {REMEDY}", "no token"
             )
         if isinstance(found, HFValidationError):
-            return HubRefused(f"{repo_id} is not a name that the Hub allows: {short_text(found)}.")
+            return StoreRefused(
+                f"{repo_id} is not a name that the Hub allows: {short_text(found)}."
+            )
         if isinstance(found, OfflineModeIsEnabled):
-            return HubOffline("HF_HUB_OFFLINE is set, so the Hub is not used", "offline")
+            return StoreOffline("HF_HUB_OFFLINE is set, so the Hub is not used", "offline")
         if isinstance(found, HfHubHTTPError) and found.response is not None:
             return _translate_response(found, repo_id, revision, not_found)
     if status := XET_STATUS.search(str(chain[-1])):
         return _translate_xet(chain[-1], int(status[1]), repo_id, revision, not_found)
     for found in chain:
         if isinstance(found, httpx2.TimeoutException):
-            return HubSilent()
+            return StoreSilent()
         if isinstance(found, httpx2.TransportError | ConnectionError):
-            return HubUnreachable(f"the Hub cannot be reached ({short_text(found)})")
+            return StoreUnreachable(f"the Hub cannot be reached ({short_text(found)})")
     last = chain[-1]
     reason = f"{type(last).__name__}: {short_text(last)}"
     if isinstance(last, json.JSONDecodeError):
-        return HubUnreachable(
+        return StoreUnreachable(
             "the server is not a Hub: its response is not JSON (a proxy's page, or a wrong "
             "HF_ENDPOINT)",
             "not a Hub",
         )
     if isinstance(last, (*CLIENT_ERRORS, FileMetadataError)):
-        return HubRefused(
+        return StoreRefused(
             f"the Hub client (huggingface_hub) cannot work with this server ({reason}). What "
             "it needs of a server: docs/hub.md.",
             "client error",
         )
-    return HubUnreachable(f"the Hub client failed: {reason}", type(last).__name__)
+    return StoreUnreachable(f"the Hub client failed: {reason}", type(last).__name__)
 
 
 def _is_about_card(error: Exception) -> bool:
@@ -245,14 +247,14 @@ def _is_about_card(error: Exception) -> bool:
 
 
 def _translate_response(
-    error: HfHubHTTPError, repo_id: str, revision: str, not_found: type[HubRefused]
-) -> HubError:
+    error: HfHubHTTPError, repo_id: str, revision: str, not_found: type[StoreRefused]
+) -> StoreError:
     status = error.response.status_code
     short, answer = f"HTTP {status}", status_text(status, error.server_message)
     if status == 412:
-        return HubConflict(f"{repo_id} has moved on (HTTP 412)", "moved on")
+        return StoreMoved(f"{repo_id} has moved on (HTTP 412)", "moved on")
     if status == 404 and "X-Error-Code" not in error.response.headers:
-        is_repo, is_revision = not_found is HubMissing, not_found is HubNoRevision
+        is_repo, is_revision = not_found is StoreMissing, not_found is NoRevision
     else:
         is_repo = isinstance(error, RepositoryNotFoundError | BucketNotFoundError)
         is_revision = isinstance(error, RevisionNotFoundError)
@@ -263,68 +265,68 @@ def _translate_response(
             if is_commit
             else "no branch and no tag has that name"
         )
-        return HubNoRevision(
+        return NoRevision(
             f"{repo_id} has no revision {revision}: {why}. To list "
             f"what exists: `python -m snapshot list {repo_id}`.",
             short,
         )
-    if status == 404 and not_found is HubNoFile and not isinstance(error, NOT_A_FILE):
+    if status == 404 and not_found is NoFile and not isinstance(error, NOT_A_FILE):
         return lost_file(repo_id, revision, short)
     if isinstance(error, GatedRepoError):
-        return HubMissing(
+        return StoreMissing(
             f"{repo_id} is gated ({short}): request access on its page of the Hub, then log in "
             "with `hf auth login`, or set HF_TOKEN, with a token of that account.",
             "gated",
         )
     if is_repo:
-        return HubMissing(
+        return StoreMissing(
             f"there is no repo {repo_id}, or the token may not see it ({short}). Check the name. "
             f"{REMEDY}",
             short,
         )
     if status == 401:
-        return HubRefused(f"the Hub does not accept the token ({answer}). {REMEDY}", short)
+        return StoreRefused(f"the Hub does not accept the token ({answer}). {REMEDY}", short)
     if status in (402, 403):
-        return HubRefused(
+        return StoreRefused(
             f"the Hub refuses ({answer}). Check the token's permissions on {repo_id}, and the "
             "free storage.",
             short,
         )
     if status in (404, 405, 501):
-        return HubUnsupported(
+        return Unsupported(
             f"the Hub does not support the request ({answer}). Check hub.repo_id and HF_ENDPOINT.",
             short,
         )
     if status < 500 and status not in TRANSIENT_STATUSES:
-        return HubRefused(f"the Hub rejects the request ({answer}).", short)
-    return HubUnreachable(f"the Hub answers {answer}", short, requested_delay(error))
+        return StoreRefused(f"the Hub rejects the request ({answer}).", short)
+    return StoreUnreachable(f"the Hub answers {answer}", short, requested_delay(error))
 
 
 def _translate_xet(
-    error: BaseException, status: int, repo_id: str, revision: str, not_found: type[HubRefused]
-) -> HubError:
+    error: BaseException, status: int, repo_id: str, revision: str, not_found: type[StoreRefused]
+) -> StoreError:
     short = f"HTTP {status}"
     if "xet-write-token" in str(error) and status in (400, 404, 405, 410, 501):
-        return HubRefused(
+        return StoreRefused(
             f"{redact_secrets(constants.ENDPOINT)} has no Xet storage for large files ({short}). "
             "Set HF_HUB_DISABLE_XET=1 in the environment.",
             "no Xet",
         )
-    if status == 404 and not_found is HubNoFile:
+    if status == 404 and not_found is NoFile:
         return lost_file(repo_id, revision, short)
     # A new transfer has a new token, so 401 may pass.
     if status < 500 and status not in (401, *TRANSIENT_STATUSES):
-        return HubRefused(
+        return StoreRefused(
             f"the Hub's storage refuses ({short}). Check the token's permissions on {repo_id}, and "
             "the free storage.",
             short,
         )
-    return HubUnreachable(f"the Hub's storage answers {short}", short)
+    return StoreUnreachable(f"the Hub's storage answers {short}", short)
 
 
-def lost_file(name: str, revision: str, short: str) -> HubNoFile:
+def lost_file(name: str, revision: str, short: str) -> NoFile:
     """The error for a file that a revision lists and the Hub does not have."""
-    return HubNoFile(
+    return NoFile(
         f"{name} lists a file at {revision[:8] or 'its head'} that is gone ({short}): that "
         f"snapshot was pruned, or its content is lost. To list what exists: `python -m snapshot "
         f"list {name}`.",

@@ -28,7 +28,7 @@ from snapshot.disk.pruning import make_way, remove_folder
 from snapshot.disk.state import STATE, RunState, state_in
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
-from store.errors import HubNoFile, HubNoRevision
+from store.errors import NoFile, NoRevision
 from store.latest import WRITTEN_BY_010, Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES
 from store.store import BRANCH, RemoteFile, Store, with_retries
@@ -40,7 +40,7 @@ NOT_FOR_SAMPLING = "optimizer"
 
 
 @dataclass(frozen=True)
-class RepoContents:
+class Contents:
     """The contents of a repo at one commit."""
 
     hub: Store
@@ -90,21 +90,21 @@ class RepoContents:
         return None
 
 
-def read_repo(hub: Store, revision: str = BRANCH) -> RepoContents:
-    """Read the contents of a repo. Raises HubError."""
+def read_store(hub: Store, revision: str = BRANCH) -> Contents:
+    """Read the contents of a repo. Raises StoreError."""
     commit, private = hub.head(revision)
     files = hub.files(commit)
     try:
         latest = hub.latest(commit, files)
     except SnapshotError as error:
-        return RepoContents(hub, commit, private, files, None, str(error), revision)
-    return RepoContents(hub, commit, private, files, latest, revision=revision)
+        return Contents(hub, commit, private, files, None, str(error), revision)
+    return Contents(hub, commit, private, files, latest, revision=revision)
 
 
-def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
+def fetch(repo: Contents, folder: str, root: Path) -> Path:
     """Download a snapshot to `root` and verify it; returns its folder.
 
-    Raises SnapshotError if it is not valid, HubError if the download fails.
+    Raises SnapshotError if it is not valid, StoreError if the download fails.
     """
     target = root / PARTIAL
     try:
@@ -131,7 +131,7 @@ def _twice(root: Path, download: Callable[[], Path]) -> Path:
         return download()
 
 
-def _disk_fault(repo: RepoContents, folder: str, root: Path, error: OSError) -> DiskFault:
+def _disk_fault(repo: Contents, folder: str, root: Path, error: OSError) -> DiskFault:
     remedy = "Free some space there" if is_full(error) else "Make that folder writable"
     return DiskFault(
         f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. {remedy}."
@@ -144,7 +144,7 @@ def remove_partial(root: Path) -> None:
         remove_folder(root / PARTIAL)
 
 
-def fetch_for_sampling(repo: RepoContents, folder: str) -> Path:
+def fetch_for_sampling(repo: Contents, folder: str) -> Path:
     """Download the files needed for inference to the Hub client's cache and verify them.
 
     The cache stores equal files of several commits once, and `hf cache` lists and removes them.
@@ -158,13 +158,13 @@ def fetch_for_sampling(repo: RepoContents, folder: str) -> Path:
         return _download_for_sampling(repo, folder, again=True)
 
 
-def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False) -> Path:
+def _download_for_sampling(repo: Contents, folder: str, again: bool = False) -> Path:
     downloaded = _download_some(repo, folder, None, is_for_sampling, again)
     check_model(downloaded)
     return downloaded
 
 
-def fetch_small(repo: RepoContents, folder: str, root: Path) -> Path:
+def fetch_small(repo: Contents, folder: str, root: Path) -> Path:
     """Download the small files of a snapshot, with which a later `fetch` to `root` begins.
 
     They are its state, configuration and tokenizer. Raises as `fetch` does.
@@ -181,7 +181,7 @@ def is_small(name: str) -> bool:
 
 
 def _download_some(
-    repo: RepoContents,
+    repo: Contents,
     folder: str,
     target: Path | None,
     wanted: Callable[[str], bool],
@@ -196,10 +196,10 @@ def _download_some(
     return downloaded
 
 
-def fetch_state(repo: RepoContents, folder: str) -> RunState:
+def fetch_state(repo: Contents, folder: str) -> RunState:
     """The state of a snapshot, of which nothing else is downloaded.
 
-    Raises SnapshotError and HubError, and of a bucket OSError if there is no temporary folder.
+    Raises SnapshotError and StoreError, and of a bucket OSError if there is no temporary folder.
     """
     name = f"{folder} of {repo.name}"
     listed, content = _read_json(repo, f"{folder}/{MANIFEST}", f"{folder}/{STATE}")
@@ -213,7 +213,7 @@ def fetch_state(repo: RepoContents, folder: str) -> RunState:
     return state
 
 
-def _read_json(repo: RepoContents, *paths: str) -> list[bytes]:
+def _read_json(repo: Contents, *paths: str) -> list[bytes]:
     for path in paths:
         if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
             raise SnapshotError(f"{repo.name} has no {path} of a valid size")
@@ -226,7 +226,7 @@ def is_for_sampling(name: str) -> bool:
 
 
 def _download(
-    repo: RepoContents,
+    repo: Contents,
     folder: str,
     target: Path | None,
     wanted: Callable[[str], bool] = lambda name: True,
@@ -262,7 +262,7 @@ def _download(
     return downloaded
 
 
-def _download_verified(repo: RepoContents, folder: str, target: Path) -> Path:
+def _download_verified(repo: Contents, folder: str, target: Path) -> Path:
     """Download all files of a snapshot to `target` and verify them; returns their folder."""
     try:
         downloaded = _download(repo, folder, target)
@@ -277,14 +277,14 @@ def _download_verified(repo: RepoContents, folder: str, target: Path) -> Path:
 
 MOST_HEADS = 10
 """After so many, each pruned while it was downloaded, a reader ends."""
-Download = Callable[[RepoContents, str], Path]
+Download = Callable[[Contents, str], Path]
 """Downloads a snapshot of a repo, by its folder there; returns its folder here."""
 
 
 class NoneWhole(SnapshotError):
     """A repo has no whole snapshot."""
 
-    def __init__(self, repo: RepoContents, faults: tuple[str, ...]) -> None:
+    def __init__(self, repo: Contents, faults: tuple[str, ...]) -> None:
         reasons = "; ".join(dict.fromkeys(faults))
         what = f"none of the snapshots in {repo.name} is whole: {reasons}."
         super().__init__(what if faults else repo.lack)
@@ -296,7 +296,7 @@ class Fetched:
     """A whole snapshot of a repo, on this disk."""
 
     path: Path
-    repo: RepoContents
+    repo: Contents
     """The repo as it was when the snapshot was in it."""
     folder: str
     """Where it is there."""
@@ -305,14 +305,14 @@ class Fetched:
 
 
 def newest_whole(
-    repo: RepoContents,
+    repo: Contents,
     download: Download,
-    folders: Callable[[RepoContents], list[str]] = RepoContents.folders,
+    folders: Callable[[Contents], list[str]] = Contents.folders,
 ) -> Fetched:
     """Download the first of `folders` that is whole.
 
     If one is not, the repo is read again: a snapshot that was pruned meanwhile has a successor.
-    Raises NoneWhole, HubError, and what `download` raises about this disk or another run.
+    Raises NoneWhole, StoreError, and what `download` raises about this disk or another run.
     """
     faults: tuple[str, ...] = ()
     left = folders(repo)
@@ -323,8 +323,8 @@ def newest_whole(
             return Fetched(download(repo, folder), repo, folder, faults)
         except (DiskFault, OtherRun):
             raise
-        except (SnapshotError, HubNoFile, HubNoRevision) as error:
-            now = with_retries(partial(read_repo, repo.hub, repo.revision))
+        except (SnapshotError, NoFile, NoRevision) as error:
+            now = with_retries(partial(read_store, repo.hub, repo.revision))
             if now.files == repo.files:
                 faults += (str(error).rstrip("."),)
                 continue

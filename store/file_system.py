@@ -29,12 +29,12 @@ from data.printable import redact_urls
 from snapshot.errors import SnapshotError
 from store.disk import files_below, give_name, make_folders
 from store.errors import (
-    HubError,
-    HubMissing,
-    HubNoFile,
-    HubRefused,
-    HubUnreachable,
-    HubUnsupported,
+    NoFile,
+    StoreError,
+    StoreMissing,
+    StoreRefused,
+    StoreUnreachable,
+    Unsupported,
     short_text,
     translate,
 )
@@ -58,12 +58,12 @@ PRECONDITION = re.compile("PreconditionFailed|pre-?conditions|HTTP Status code: 
 """In errors of object stores that have the object."""
 
 
-class HubExists(HubRefused):
+class HubExists(StoreRefused):
     """A file is there that this run did not write."""
 
 
 class FileSystem(Files):
-    """One folder. Every method raises HubError; OSError is of this machine's own disk."""
+    """One folder. Every method raises StoreError; OSError is of this machine's own disk."""
 
     def __init__(self, url: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds that a request waits for data. Raises SnapshotError for a bad URL."""
@@ -108,7 +108,7 @@ class FileSystem(Files):
         if self._hub is not None and self._bucket_id() == self._root.removeprefix("buckets/"):
             self._ask(partial(self._hub.delete_bucket, self._bucket_id(), missing_ok=True))
             return
-        with suppress(HubNoFile):
+        with suppress(NoFile):
             self._ask(partial(self._fs.rm, self._root, recursive=True))
 
     def create(self, private: bool) -> None:
@@ -118,7 +118,7 @@ class FileSystem(Files):
             self._ask(partial(create, self._bucket_id()))
         if self._is_local:
             if not Path(self._root).parent.is_dir():
-                raise HubRefused(
+                raise StoreRefused(
                     f"{self.key} cannot be created: there is no folder {Path(self._root).parent}. "
                     "Mount that disk, or check the path."
                 )
@@ -135,7 +135,7 @@ class FileSystem(Files):
         if self._is_local:
             try:
                 is_folder = stat.S_ISDIR(self._ask(partial(os.stat, self._root)).st_mode)
-            except HubNoFile:
+            except NoFile:
                 is_folder = False
             if not is_folder:
                 raise self._no_folder()
@@ -146,14 +146,14 @@ class FileSystem(Files):
         if self._is_local:
             try:
                 sizes = self._ask(partial(files_below, Path(self._root)))
-            except HubNoFile as error:
+            except NoFile as error:
                 raise self._no_folder() from error
             return {path: RemoteFile(size) for path, size in sorted(sizes.items())}
         self._fs.invalidate_cache()
         try:
             found = self._ask(partial(self._fs.find, self._root, detail=True))
-        except HubNoFile as error:
-            raise HubMissing(f"{self.name} does not exist. Create that bucket.") from error
+        except NoFile as error:
+            raise StoreMissing(f"{self.name} does not exist. Create that bucket.") from error
         inside = f"{self._root}/"
         return {
             path.removeprefix(inside): RemoteFile(int(entry["size"] or 0))
@@ -212,7 +212,7 @@ class FileSystem(Files):
     def delete(self, paths: Collection[str]) -> None:
         """Delete files, and on a disk the folders that are empty then."""
         for path in paths:
-            with suppress(HubNoFile):
+            with suppress(NoFile):
                 self._ask(partial(self._fs.rm_file, self._at(path)))
         if self._is_local:
             for folder in {Path(self._at(path)).parent for path in paths}:
@@ -222,8 +222,8 @@ class FileSystem(Files):
     def _bucket_id(self) -> str:
         return "/".join(self._root.split("/")[1:3])
 
-    def _no_folder(self) -> HubMissing:
-        return HubMissing(
+    def _no_folder(self) -> StoreMissing:
+        return StoreMissing(
             f"there is no folder {self._root}. Mount that disk, or check {self.key}.", "no folder"
         )
 
@@ -240,10 +240,10 @@ class FileSystem(Files):
             replaces = True
         try:
             return self._write_to_store(self._at(path), source, replaces)
-        except HubNoFile:  # of a store that has folders
+        except NoFile:  # of a store that has folders
             self._make_folders(path)
             return self._write_to_store(self._at(path), source, replaces)
-        except HubUnsupported:
+        except Unsupported:
             if replaces:
                 raise
             self._has_create = False
@@ -303,7 +303,7 @@ class FileSystem(Files):
             self._ask(partial(give_name, part, target, replaces))
         except BaseException:
             if match is None:
-                with suppress(HubError):
+                with suppress(StoreError):
                     self._ask(partial(part.unlink, missing_ok=True))
             raise
         return RemoteFile(size, digest.hexdigest())
@@ -329,38 +329,36 @@ class FileSystem(Files):
                 abort_xet_session()  # an upload through Xet has no limit of its own
             raise self._translated(error) from error
 
-    def _translated(self, error: Exception) -> HubError:
+    def _translated(self, error: Exception) -> StoreError:
         """The error of the right kind. Each file system has types of its own."""
         reason = short_text(error) or type(error).__name__
         number = error.errno if isinstance(error, OSError) else None
         if isinstance(error, FileExistsError) or PRECONDITION.search(reason):
             return HubExists(f"{self.name} has a file that this run did not write ({reason})")
         if isinstance(error, FileNotFoundError):
-            return HubNoFile(
-                f"{self.name} lacks a file ({reason}): its snapshot was pruned", "lost"
-            )
+            return NoFile(f"{self.name} lacks a file ({reason}): its snapshot was pruned", "lost")
         if self._hub is not None and not isinstance(error, TimeoutError):
-            return translate(error, self.name, BRANCH, HubNoFile)
+            return translate(error, self.name, BRANCH, NoFile)
         if isinstance(error, TimeoutError):
-            return HubUnreachable(f"{self.name} did not answer in time", "no answer in time")
+            return StoreUnreachable(f"{self.name} did not answer in time", "no answer in time")
         if NO_CREDENTIALS.search(type(error).__name__):
-            return HubRefused(
+            return StoreRefused(
                 f"{self.key} needs credentials ({reason}). Set them as its command line tools read "
                 "them, in the environment or in their files.",
                 "no credentials",
             )
         if isinstance(error, PermissionError) or number == errno.EROFS:
-            return HubRefused(
+            return StoreRefused(
                 f"{self.name} refuses ({reason}). Check the credentials and their permissions.",
                 "no access",
             )
         if number in (errno.ENOSPC, errno.EDQUOT):
-            return HubRefused(f"{self.name} has no room left ({reason}). Free some.", "no room")
+            return StoreRefused(f"{self.name} has no room left ({reason}). Free some.", "no room")
         if number == errno.ENOSYS or isinstance(error, NotImplementedError):
-            return HubUnsupported(f"{self.name} cannot do that ({reason}).", "not supported")
+            return Unsupported(f"{self.name} cannot do that ({reason}).", "not supported")
         if isinstance(error, ImportError | TypeError | ValueError):
-            return HubRefused(f"{self.name} cannot be used ({type(error).__name__}: {reason}).")
-        return HubUnreachable(f"{self.name} cannot be reached ({reason})", type(error).__name__)
+            return StoreRefused(f"{self.name} cannot be used ({type(error).__name__}: {reason}).")
+        return StoreUnreachable(f"{self.name} cannot be reached ({reason})", type(error).__name__)
 
 
 def _file_system(protocol: str, name: str) -> Any:

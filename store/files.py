@@ -33,7 +33,7 @@ PARTS = re.compile(r"(snapshots/)?\.partial-[0-9a-z]{1,8}")
 class Files(Store):
     """A store of files, as a start reads it; its only commit is the present state.
 
-    Every method raises HubError.
+    Every method raises StoreError.
     """
 
     @property
@@ -58,7 +58,7 @@ class Files(Store):
     def delete(self, paths: Collection[str]) -> None:
         """Delete files. It may be applied in part.
 
-        Raises HubRefused for a file that the store keeps: the others are still deleted later.
+        Raises StoreRefused for a file that the store keeps: the others are still deleted later.
         """
 
     def foreign_file(self, files: Iterable[str]) -> str | None:

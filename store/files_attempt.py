@@ -11,9 +11,9 @@ from types import MappingProxyType
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, entries_in, parse_json
 from snapshot.disk.state import STATE
-from store.errors import HubError, HubRefused, HubUnreachable
+from store.errors import StoreError, StoreRefused, StoreUnreachable
 from store.fence import Fenced
-from store.fetch import read_repo
+from store.fetch import read_store
 from store.files import Files
 from store.latest import (
     LATEST,
@@ -64,12 +64,12 @@ class FilesAttempt:
     def upload(self, upload: Upload) -> Transfer:
         """Upload a snapshot, unless the store has it; returns what was sent.
 
-        Raises Fenced, Behind, HubError, SnapshotError if the files on disk have changed, and
+        Raises Fenced, Behind, StoreError, SnapshotError if the files on disk have changed, and
         OSError if the folder no longer exists.
         """
         private = self._open()
         if self._policy.private and not private:
-            raise HubRefused(
+            raise StoreRefused(
                 f"{self._store.key} has become public, and hub.private=true. Make it private, or "
                 "start with hub.private=false."
             )
@@ -149,7 +149,7 @@ class FilesAttempt:
         """Create the store if it could not be read at the start; returns whether it is private."""
         if not self.repo_was_read:
             self._store.create(self._policy.private)
-            if refusal := read_repo(self._store).refusal():
+            if refusal := read_store(self._store).refusal():
                 raise Fenced(refusal)
             self.repo_was_read = True
         return self._store.head()[1]
@@ -157,12 +157,12 @@ class FilesAttempt:
     def _check_listed(
         self, sent: Mapping[str, RemoteFile], listed: Mapping[str, RemoteFile]
     ) -> None:
-        """Raise HubUnreachable unless the store lists all files as they were sent."""
+        """Raise StoreUnreachable unless the store lists all files as they were sent."""
         for path, file in sent.items():
             found = listed.get(path)
             if found is None or found.size != file.size:
                 why = f"{self._store.name} has applied an upload in part: {path} is missing"
-                raise HubUnreachable(why, "batch in part")
+                raise StoreUnreachable(why, "batch in part")
 
     def _new_records(self, step: int) -> tuple[dict[str, bytes], int]:
         """The records that this attempt has not uploaded yet. They never delay a snapshot."""
@@ -183,21 +183,22 @@ class FilesAttempt:
                     listed = {path: file for path, file in listed.items() if path not in paths}
             if self._delete(self._stale_records):
                 self._stale_records = []
-        except HubUnreachable:
+        except StoreUnreachable:
             pass  # tried after the next upload
-        except (HubError, OSError) as error:
+        except (StoreError, OSError) as error:
             self._report_undeleted(error)
 
     def _delete(self, paths: Sequence[str]) -> bool:
         """Delete files; False if the store keeps one, as one under a retention rule does.
 
-        Of a snapshot the manifest goes first, so that no half of it counts. Raises HubUnreachable.
+        Of a snapshot the manifest goes first, so that no half of it counts. Raises
+        StoreUnreachable.
         """
         try:
             self._store.delete(paths)
-        except HubUnreachable:
+        except StoreUnreachable:
             raise
-        except (HubError, OSError) as error:
+        except (StoreError, OSError) as error:
             self._report_undeleted(error)
             return False
         return True

@@ -28,8 +28,8 @@ from huggingface_hub.utils._xet import abort_xet_session, get_xet_session
 
 from store.errors import (
     RETRY_AFTER,
-    HubRefused,
-    HubUnreachable,
+    StoreRefused,
+    StoreUnreachable,
     retry_after_seconds,
 )
 
@@ -84,7 +84,7 @@ def client(timeout: float) -> httpx2.Client:
         }
 
         if time.monotonic() > END.get():
-            raise HubUnreachable("the Hub did not answer in time", "no answer in time")
+            raise StoreUnreachable("the Hub did not answer in time", "no answer in time")
 
     client = default_client_factory()
     client.timeout = httpx2.Timeout(timeout)
@@ -119,7 +119,7 @@ def deadline(seconds: float) -> Iterator[None]:
 def transfer(timeout: float, size: int) -> Iterator[None]:
     """A transfer of `size` bytes by the Hub client, which ends when its time is over.
 
-    Raises HubUnreachable then, and HubRefused if Xet cannot be used on this machine.
+    Raises StoreUnreachable then, and StoreRefused if Xet cannot be used on this machine.
     """
     seconds = timeout + size / SLOWEST_BYTES_PER_SECOND
     end = time.monotonic() + seconds
@@ -135,7 +135,7 @@ def transfer(timeout: float, size: int) -> Iterator[None]:
     except Exception as error:
         if time.monotonic() < end:
             raise
-        raise HubUnreachable(
+        raise StoreUnreachable(
             f"a transfer of {size / 1e6:.1f} MB has not ended within {seconds:.0f} seconds",
             "no answer in time",
         ) from error
@@ -161,14 +161,14 @@ def open_xet_session() -> None:
 
 
 def _check_xet_cache() -> None:
-    """Raise HubRefused unless hf_xet can write its cache; its own error would not tell."""
+    """Raise StoreRefused unless hf_xet can write its cache; its own error would not tell."""
     cache = Path(constants.HF_XET_CACHE)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=cache):
             pass
     except OSError as error:
-        raise HubRefused(
+        raise StoreRefused(
             f"HF_XET_CACHE={cache} cannot be written ({error.strerror}), and Xet needs it for "
             "large files. Free some space there, set HF_XET_CACHE to another folder, or set "
             "HF_HUB_DISABLE_XET=1 to transfer them without Xet.",

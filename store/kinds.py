@@ -15,7 +15,7 @@ from snapshot.disk.files import visible
 from snapshot.errors import SnapshotError
 from store.file_system import BUCKETS, FileSystem
 from store.files_attempt import FilesAttempt
-from store.repo import REPO_ID, Hub
+from store.hub import REPO_ID, Hub
 from store.repo_attempt import RepoAttempt
 from store.store import BRANCH, PREFIX, Attempt, Store, UploadTarget
 

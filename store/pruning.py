@@ -42,7 +42,7 @@ class Manifests:
     def paths(self, commit: str, files: Mapping[str, RemoteFile], folder: str) -> list[str]:
         """The files of a commit that are in `folder` and named by its manifest, after that.
 
-        Empty if there is no manifest of this project's format. Raises HubError and OSError.
+        Empty if there is no manifest of this project's format. Raises StoreError and OSError.
         """
         inside = f"{folder}/"
         if f"{inside}{MANIFEST}" not in files:

@@ -22,7 +22,8 @@ from data.tokenizer_files import GENERATION
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, verify
 from snapshot.disk.model import ADAPTER_CONFIG, CONFIG
 from snapshot.errors import SnapshotError
-from store.errors import HubError, HubRefused
+from store.errors import StoreError, StoreRefused
+from store.hub import OWN_FILES, Hub
 from store.latest import (
     LATEST,
     Latest,
@@ -35,7 +36,6 @@ from store.latest import (
 )
 from store.pruning import WEIGHTS, Manifests, folders_to_delete, weights_in_another_split
 from store.records import replaced_segments
-from store.repo import OWN_FILES, Hub
 from store.store import Policy, RemoteFile, Transfer, Upload
 
 CONFIGS = (CONFIG, ADAPTER_CONFIG, GENERATION)
@@ -101,7 +101,7 @@ def publish(
     those of the repo. `confirm` is called just before the commit, and raises if `parent` is no
     longer the head. `report` receives a sentence about a best snapshot that is damaged. Raises
     SnapshotError if the files on disk have changed, OSError if the folder no longer exists, and
-    HubError, after which the outcome is unknown.
+    StoreError, after which the outcome is unknown.
     """
     files = hub.files(parent)
     pruned = folders_to_delete(files, latest, before, policy)
@@ -132,7 +132,7 @@ def publish(
     confirm()
     try:
         commit = hub.commit([*operations, card], message, parent)
-    except HubError as error:
+    except StoreError as error:
         if not error.about_card:
             raise
         confirm()
@@ -208,10 +208,10 @@ def _refuse_to_overwrite(
     files: Mapping[str, RemoteFile],
     added: Iterable[huggingface_hub.CommitOperationAdd],
 ) -> None:
-    """Raise HubRefused if files are there that no latest.json says to be a run's."""
+    """Raise StoreRefused if files are there that no latest.json says to be a run's."""
     theirs = files.keys() - OWN_FILES
     if others := sorted({one.path_in_repo for one in added} & theirs):
-        raise HubRefused(
+        raise StoreRefused(
             f"{hub.repo_id} holds {others[0]} and no {LATEST}, so no run of this project is known "
             f"to own it. Restore {LATEST} from an earlier commit, or empty the repo.",
             "not this run's",

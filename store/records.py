@@ -17,7 +17,7 @@ from pathlib import Path
 
 from snapshot.disk.files import sha256_of
 from snapshot.errors import SnapshotError
-from store.fetch import RepoContents
+from store.fetch import Contents
 from store.latest import Latest
 from store.store import RemoteFile
 
@@ -66,10 +66,10 @@ class Records:
     events: Path | None
 
 
-def fetch_records(repo: RepoContents, step: int, folder: Path) -> Records:
+def fetch_records(repo: Contents, step: int, folder: Path) -> Records:
     """Download the records up to a step to `folder`: the newest segments, and the events.
 
-    Raises SnapshotError for a file that is too large or not the one that the repo lists, HubError
+    Raises SnapshotError for a file that is too large or not the one that the repo lists, StoreError
     and OSError if a download fails.
     """
     found = {first: path for first, path in segments_in(repo.files).items() if first <= step}

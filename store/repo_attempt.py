@@ -7,13 +7,13 @@ from contextlib import suppress
 from functools import partial
 
 from snapshot.disk.files import folder_name
-from store.errors import HubConflict, HubError, HubNoRevision, HubRefused, HubUnsupported
+from store.errors import NoRevision, StoreError, StoreMoved, StoreRefused, Unsupported
 from store.fence import Behind, Fenced
-from store.fetch import read_repo
+from store.fetch import read_store
+from store.hub import Hub
 from store.latest import Latest
 from store.pruning import Manifests
 from store.publish import latest_for, publish
-from store.repo import Hub
 from store.store import Transfer, Upload, UploadTarget
 
 
@@ -40,24 +40,24 @@ class RepoAttempt:
     def upload(self, upload: Upload) -> Transfer:
         """Upload a snapshot, unless the repo has it; returns what was sent.
 
-        Raises Fenced, Behind, HubError, and SnapshotError and OSError as `publish` does.
+        Raises Fenced, Behind, StoreError, and SnapshotError and OSError as `publish` does.
         """
         try:
             return self._upload(upload)
         except (Fenced, Behind):
             self._head = None
             raise
-        except HubNoRevision as error:  # a replica that lags, or a repo that was created anew
+        except NoRevision as error:  # a replica that lags, or a repo that was created anew
             self._head = None
-            raise HubConflict(str(error), "moved on") from error
-        except HubError:
+            raise StoreMoved(str(error), "moved on") from error
+        except StoreError:
             self._head = None  # the outcome is unknown: trust the next read of the head
             raise
 
     def _upload(self, upload: Upload) -> Transfer:
         if not self.repo_was_read:
             self._hub.create(self._policy.private)
-            if refusal := read_repo(self._hub).refusal():
+            if refusal := read_store(self._hub).refusal():
                 raise Fenced(refusal)
             self.repo_was_read = True
         parent, before = self._parent(upload.step)
@@ -84,7 +84,7 @@ class RepoAttempt:
             transfer, self._recorded_step = done.transfer, reached
             self._unneeded |= done.unneeded
             if self._policy.is_milestone(latest.step):
-                with suppress(HubError):  # the snapshot stays in any case
+                with suppress(StoreError):  # the snapshot stays in any case
                     self._hub.tag(folder_name(latest.step), done.commit)
         self._fence.has_uploaded = True
         return transfer
@@ -99,12 +99,12 @@ class RepoAttempt:
             return {}, self._recorded_step
 
     def _confirm(self, parent: str, step: int) -> None:
-        """Raise HubConflict, Fenced or Behind, if `parent` is no longer the head.
+        """Raise StoreMoved, Fenced or Behind, if `parent` is no longer the head.
 
         The server may ignore the parent of a commit, and the upload took a while.
         """
         if self._hub.head()[0] != parent and self._parent(step)[0] != parent:
-            raise HubConflict(f"{self._hub.repo_id} has moved on meanwhile", "moved on")
+            raise StoreMoved(f"{self._hub.repo_id} has moved on meanwhile", "moved on")
 
     def _parent(self, step: int) -> tuple[str, Latest | None]:
         """The commit to build on with a snapshot of that step, and its `latest.json`.
@@ -113,7 +113,7 @@ class RepoAttempt:
         """
         head, private = self._hub.head()
         if self._policy.private and not private:
-            raise HubRefused(
+            raise StoreRefused(
                 f"{self._hub.repo_id} is public now, and hub.private=true. Make it private, or "
                 "start with hub.private=false."
             )
@@ -164,8 +164,8 @@ class Upkeep:
                 if self._unneeded:
                     self._hub.delete_contents(self._unneeded)
             self._unneeded.clear()
-        except HubError as error:
-            self._can_delete = not isinstance(error, HubRefused)
+        except StoreError as error:
+            self._can_delete = not isinstance(error, StoreRefused)
             left = f"files of pruned snapshots still use storage of {self._hub.repo_id}"
             if self._can_delete:
                 text = f"{left}: {error.reason}. The next upload of this run tries again."
@@ -187,8 +187,8 @@ class Upkeep:
         self._held = held
         return frozenset().union(*held.values())
 
-    def report_once(self, kind: str, text: str, error: HubError | None = None) -> None:
+    def report_once(self, kind: str, text: str, error: StoreError | None = None) -> None:
         """Tell the user once in an attempt, and once in a run what the server cannot do."""
         if kind not in self._reported:
             self._reported.add(kind)
-            (self._hub.note if isinstance(error, HubUnsupported) else self._notify)(text)
+            (self._hub.note if isinstance(error, Unsupported) else self._notify)(text)

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from snapshot.disk.files import step_of
 from snapshot.errors import SnapshotError
-from store.errors import HubOffline, HubRefused, HubSilent, HubUnreachable
+from store.errors import StoreOffline, StoreRefused, StoreSilent, StoreUnreachable
 from store.fence import Fence
 from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
@@ -55,7 +55,7 @@ class Transfer:
 
 
 class Store(ABC):
-    """A store, as a start reads it. Every method raises HubError."""
+    """A store, as a start reads it. Every method raises StoreError."""
 
     def __init__(self, timeout: float) -> None:
         """`timeout`: seconds that a request waits for data."""
@@ -88,10 +88,10 @@ class Store(ABC):
         return False
 
     def require_token(self) -> None:  # noqa: B027
-        """Raise HubRefused if the store needs a token and there is none. Makes no request."""
+        """Raise StoreRefused if the store needs a token and there is none. Makes no request."""
 
     def check_token(self) -> None:  # noqa: B027
-        """Raise HubRefused if there is no token, or a read-only one, where the store has them."""
+        """Raise StoreRefused if there is no token, or a read-only one, where the store has them."""
 
     @abstractmethod
     def create(self, private: bool) -> None:
@@ -144,12 +144,12 @@ class Store(ABC):
     def latest_during_run(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
         """What `latest.json` itself says, for an upload.
 
-        Raises HubRefused while it cannot be read.
+        Raises StoreRefused while it cannot be read.
         """
         try:
             return Store.latest(self, commit, files)
         except SnapshotError as error:  # it may be that of an attempt that lives
-            raise HubRefused(
+            raise StoreRefused(
                 f"{error}, so it is unknown which attempt owns {self.name}. Restore that file.",
                 "latest.json",
             ) from error
@@ -266,8 +266,8 @@ class Attempt(Protocol):
     def upload(self, upload: Upload) -> Transfer:
         """Publish a snapshot, unless the store has it; returns what was sent.
 
-        Raises Fenced and Behind as `Fence.check` does, HubError, SnapshotError if the files on disk
-        have changed, and OSError if the folder no longer exists. A snapshot becomes visible when
+        Raises Fenced and Behind as `Fence.check` does, StoreError, SnapshotError if the files on
+        disk have changed, and OSError if the folder no longer exists. A snapshot becomes visible when
         all of it is there.
         """
 
@@ -285,8 +285,8 @@ def with_retries(work: Callable[[], Result]) -> Result:
     for seconds in (*RETRY_DELAYS_SECONDS, None):
         try:
             return work()
-        except HubUnreachable as error:
-            if seconds is None or isinstance(error, HubOffline | HubSilent):
+        except StoreUnreachable as error:
+            if seconds is None or isinstance(error, StoreOffline | StoreSilent):
                 raise
             time.sleep(seconds)
     raise AssertionError("the last try returns or raises")

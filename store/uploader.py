@@ -18,7 +18,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from snapshot.disk.files import MANIFEST
 from snapshot.errors import SnapshotError
-from store.errors import HubConflict, HubError, HubRefused, HubUnreachable
+from store.errors import StoreError, StoreMoved, StoreRefused, StoreUnreachable
 from store.fence import Behind, Fenced
 from store.kinds import begin_attempt
 from store.store import Best, Card, Transfer, Upload, UploadTarget
@@ -40,8 +40,8 @@ class UploadFailure:
     @classmethod
     def of(cls, error: BaseException) -> UploadFailure:
         """The failure that an error of any kind is."""
-        if isinstance(error, HubError):
-            return cls(str(error), error.short, isinstance(error, HubRefused))
+        if isinstance(error, StoreError):
+            return cls(str(error), error.short, isinstance(error, StoreRefused))
         return cls(repr(error), type(error).__name__)
 
 
@@ -90,7 +90,7 @@ class UploadStatus:
 def is_about_snapshot(error: Exception, folder: Path) -> bool:
     """Whether an error is about this snapshot alone, so that the next one may pass.
 
-    The network raises HubError. Other errors of the disk, such as a full temporary folder, or too
+    The network raises StoreError. Other errors of the disk, such as a full temporary folder, or too
     many open files, may pass as well.
     """
     if isinstance(error, SnapshotError) and not isinstance(error.__cause__, OSError):
@@ -278,7 +278,7 @@ class Uploader:
                 f"step {upload.step} is not uploaded: {error}. The next snapshot is tried."
             )
             return UploadFailure(str(error), f"step {upload.step} not readable"), None
-        except HubRefused as error:
+        except StoreRefused as error:
             retries = f"the upload is tried every {REPROBE_SECONDS / 60:.0f} minutes"
             self._warn_once(error.short, f"uploads wait: {error} {unharmed}, and {retries}.")
             return UploadFailure.of(error), REPROBE_SECONDS
@@ -294,10 +294,10 @@ class Uploader:
         """The failure and the pause after an error that a retry may mend."""
         failure = UploadFailure.of(error)
         is_first = self._failure is None
-        if not is_first and not isinstance(error, HubConflict):
+        if not is_first and not isinstance(error, StoreMoved):
             reason = failure.text.rstrip(".")
             self._warn_once(failure.short, f"uploads wait: {reason}. {unharmed}; retries continue.")
-        retry_after = error.retry_after if isinstance(error, HubUnreachable) else None
+        retry_after = error.retry_after if isinstance(error, StoreUnreachable) else None
         pause = max(self._longer_delay(), retry_after or 0.0)
         return failure, min(pause, LONGEST_DELAY_SECONDS)
 

@@ -11,7 +11,7 @@ import runs
 from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
-from store.errors import HubError, HubRefused, HubUnreachable
+from store.errors import StoreError, StoreRefused, StoreUnreachable
 from training.distributed.agreement import FailedElsewhere, is_lasting
 from training.exits import OutOfMemory, TrainingStopped
 from training.run.command import _code_for
@@ -53,9 +53,9 @@ def test_what_asks_a_run_to_end_has_a_code(cause, code):
         (ConfigError("a key"), 2, False),
         (DataError("a text"), 2, False),
         (SnapshotError("a snapshot"), 2, False),
-        (HubRefused("a token"), 2, False),
-        (HubError("another repo"), 2, False),
-        (HubUnreachable("no answer"), 1, True),
+        (StoreRefused("a token"), 2, False),
+        (StoreError("another repo"), 2, False),
+        (StoreUnreachable("no answer"), 1, True),
         (TextUnreachable("no answer"), 1, True),
         (TextLost("became shorter"), 1, True),
         (TrainingStopped("nan"), 1, False),

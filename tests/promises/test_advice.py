@@ -17,7 +17,7 @@ from snapshot.__main__ import main
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
-from store.errors import HubError
+from store.errors import StoreError
 from training.run import start
 from training.run.run_dir import RunLock
 
@@ -50,7 +50,7 @@ def refused(begins):
     """The sentence with which it is refused."""
 
     def sentence(*words: str) -> str:
-        with pytest.raises((SnapshotError, HubError)) as caught:
+        with pytest.raises((SnapshotError, StoreError)) as caught:
             begins(*words)
         return str(caught.value)
 

@@ -19,7 +19,7 @@ from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import merge
-from store.errors import HubError
+from store.errors import StoreError
 from store.file_system import FileSystem
 from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
@@ -55,7 +55,7 @@ def refused(begins):
     """The sentence with which it is refused."""
 
     def sentence(*words: str) -> str:
-        with pytest.raises((ConfigError, SnapshotError, HubError)) as caught:
+        with pytest.raises((ConfigError, SnapshotError, StoreError)) as caught:
             begins(*words)
         return str(caught.value)
 

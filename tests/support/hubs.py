@@ -21,9 +21,9 @@ from loopback_store import Repo
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.run_store import RunStore
-from store.fetch import read_repo
+from store.fetch import read_store
+from store.hub import Hub
 from store.latest import Latest, latest_as_bytes, remote_folder
-from store.repo import Hub
 from store.store import Card, Policy, Transfer, UploadTarget
 from store.uploader import Uploader
 
@@ -85,7 +85,7 @@ def uploader(
 
 def seen() -> Latest | None:
     """What a start of now would find in the repo."""
-    return read_repo(Hub(REPO, 5.0)).latest
+    return read_store(Hub(REPO, 5.0)).latest
 
 
 def card(folder: Path) -> Card:

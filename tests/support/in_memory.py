@@ -12,10 +12,10 @@ from pathlib import Path
 
 import huggingface_hub
 
-from store.errors import HubConflict, HubNoFile, HubUnreachable
+from store.errors import NoFile, StoreMoved, StoreUnreachable
 from store.files import Files
+from store.hub import Hub
 from store.latest import LATEST, Latest, folders_in, read_latest
-from store.repo import Hub
 from store.store import BRANCH, RemoteFile, Store, Transfer
 
 NAME = "me/run"
@@ -93,12 +93,12 @@ class Client:
         if fault.kind == "killed before":
             raise Killed
         if fault.kind == "fails":
-            raise HubUnreachable("the store cannot be reached")
+            raise StoreUnreachable("the store cannot be reached")
         answer = apply()
         if fault.kind == "killed after":
             raise Killed
         if fault.kind == "answer is lost":
-            raise HubUnreachable("the answer is lost")
+            raise StoreUnreachable("the answer is lost")
         return answer
 
     def seen(self) -> int:
@@ -141,7 +141,7 @@ class MemoryRepo(Client, Hub):
 
         def apply() -> str:
             if int(parent, 16) != len(self.shared.versions) - 1:
-                raise HubConflict("the head has moved", "HTTP 412")
+                raise StoreMoved("the head has moved", "HTTP 412")
             self.shared.change(self.attempt, add, delete, self.disturbed)
             self.behind = 0
             return f"{len(self.shared.versions) - 1:040x}"
@@ -189,7 +189,7 @@ class MemoryFiles(Client, Files):
             try:
                 return self.shared.versions[self.seen()][path]
             except KeyError:
-                raise HubNoFile(f"{path} is gone") from None
+                raise NoFile(f"{path} is gone") from None
 
         return self.ask(apply)
 

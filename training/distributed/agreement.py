@@ -16,12 +16,12 @@ from accelerate.utils import broadcast
 from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
-from store.errors import HubError, HubUnreachable
+from store.errors import StoreError, StoreUnreachable
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, OutOfMemory, TrainingStopped
 
-USER_MISTAKES = (ConfigError, DataError, SnapshotError, HubError)
+USER_MISTAKES = (ConfigError, DataError, SnapshotError, StoreError)
 """Errors that are shown as a sentence, without a traceback."""
-TEMPORARY = (HubUnreachable, TextUnreachable, TextLost, OutOfMemory)
+TEMPORARY = (StoreUnreachable, TextUnreachable, TextLost, OutOfMemory)
 """Errors that are nobody's mistake. The same command may succeed later."""
 Result = TypeVar("Result")
 

@@ -91,7 +91,7 @@ def find_pretrained(
     that the run began from need not be there any more. Otherwise the main process decides on the
     commit of a repo, and the first process of each machine downloads the small files. Every process
     must call this. Raises SnapshotError for what is not such a model, ConfigError for one that
-    cannot train on what `data.documents` says, HubError if the Hub cannot be reached.
+    cannot train on what `data.documents` says, StoreError if the Hub cannot be reached.
     """
     if (named := other_model(config.model)) is None:
         return None
@@ -142,7 +142,7 @@ class PretrainedModel:
         """Build the model of `base`, or that of the snapshot which the run resumes from.
 
         Every process must call this. The parameters have no values, and take no memory before they
-        are sharded. Raises ConfigError, DataError, SnapshotError and HubError.
+        are sharded. Raises ConfigError, DataError, SnapshotError and StoreError.
         """
         model, dropout = self._build(start, tokenizer), self._config.model.dropout
         if dropout and not active_dropout(model):

@@ -18,7 +18,7 @@ from snapshot.disk.files import snapshots_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start
-from store.errors import HubError
+from store.errors import StoreError
 from store.events import as_text, read_events
 from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
 from store.store import with_retries
@@ -95,7 +95,7 @@ def fetch_missing(
                 f"most {MOST_METRICS_BYTES >> 20} MB are fetched. The curves of this run begin "
                 "there."
             )
-    except (SnapshotError, HubError, ConfigError, OSError) as error:
+    except (SnapshotError, StoreError, ConfigError, OSError) as error:
         console.warn(
             f"the metrics of earlier steps could not be fetched from {repo.name}: "
             f"{str(error).rstrip('.')}. The curves of this run begin at step {state.step + 1}."

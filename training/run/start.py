@@ -37,7 +37,7 @@ from snapshot.start import (
     choose_start,
     folder_for_step,
 )
-from store.fetch import PARTIAL, RepoContents, fetch, fetch_small, is_small, remove_partial
+from store.fetch import PARTIAL, Contents, fetch, fetch_small, is_small, remove_partial
 from training.distributed.agreement import (
     decided_by_main,
     is_on_any,
@@ -238,7 +238,7 @@ def _choose(
     lock: RunLock,
     refuse: StateCheck = lambda state: None,
     fetch: Fetch = fetch,
-    known: RepoContents | None = None,
+    known: Contents | None = None,
 ) -> Start:
     store = store_of(config)
     if store is not None:

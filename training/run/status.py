@@ -15,7 +15,7 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
 from store.events import newest_lines, read_events
-from store.fetch import read_repo
+from store.fetch import read_store
 from store.kinds import named_store
 from store.latest import utc
 from store.records import EVENTS
@@ -46,7 +46,7 @@ Facts = list[tuple[str, str]]
 
 
 def print_status(source: str) -> int:
-    """Print the status of a run. Raises SnapshotError and HubError if there is none to be found."""
+    """Print the status of a run. Raises SnapshotError and StoreError if there is none."""
     path, remote = Path(source), named_store(source)
     if remote is None and not path.exists():
         raise SnapshotError(f"{source} is neither a folder nor the name of a repo. Check it.")
@@ -60,7 +60,7 @@ def of_store(store: Store, revision: str = BRANCH) -> Facts:
     """The status of the run in a store. Other figures of a run belong here, too."""
     if revision != BRANCH:
         raise SnapshotError(f"status is that of now: leave out @{revision}.")
-    repo = with_retries(lambda: read_repo(store))
+    repo = with_retries(lambda: read_store(store))
     if refusal := repo.refusal():
         raise SnapshotError(refusal)
     if (latest := repo.latest) is None:

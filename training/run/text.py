@@ -94,7 +94,7 @@ def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | P
     """The tokenizer as `prepare_corpus` takes it: char, bpe:<size>, or a folder on this machine.
 
     `base` is the model that the run begins from. One of a repo is downloaded. Raises DataError for
-    what has no tokenizer, SnapshotError and HubError for what cannot be downloaded.
+    what has no tokenizer, SnapshotError and StoreError for what cannot be downloaded.
     """
     name = config.data.tokenizer or CHARACTERS
     if name == CHARACTERS or bpe_size(name) is not None:

@@ -29,9 +29,9 @@ import runs
 from in_memory import FAULTS, KINDS, Fault, Killed, Shared
 from snapshot.disk.files import MANIFEST, MANIFEST_FORMAT, folder_name
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState
-from store.errors import HubError
+from store.errors import StoreError
 from store.fence import Behind, Fence, Fenced
-from store.fetch import read_repo
+from store.fetch import read_store
 from store.files_attempt import FilesAttempt
 from store.latest import LATEST, Latest, folders_in, remote_step
 from store.repo_attempt import RepoAttempt
@@ -90,7 +90,7 @@ class Attempts(RuleBasedStateMachine):
         name = f"{len(self.trainers):032x}"[::-1]
         client = KINDS[self.kind](self.shared, name)
         client.begin(Fault("stale", 1) if reads == "stale" else None)
-        repo = None if reads == "nothing" else read_repo(client)
+        repo = None if reads == "nothing" else read_store(client)
         known = None if repo is None else repo.latest
         step = 10 * own if repo is None else 0 if known is None else known.step
         policy = Policy(KEEP, 0.0, True, takeover=False, milestone_every=MILESTONE)
@@ -132,7 +132,7 @@ class Attempts(RuleBasedStateMachine):
         except Behind:
             assert not one.was_read
             one.pending = None
-        except HubError:
+        except StoreError:
             pass  # tried again
         except Killed:
             one.living = False
@@ -197,7 +197,7 @@ class Attempts(RuleBasedStateMachine):
 
     def newest(self):
         """latest.json as the next start reads it, by the shipped code."""
-        return read_repo(KINDS[self.kind](self.shared, "")).latest
+        return read_store(KINDS[self.kind](self.shared, "")).latest
 
     @invariant()
     def the_newest_step_of_the_highest_generation_is_found(self) -> None:
@@ -212,7 +212,7 @@ class Attempts(RuleBasedStateMachine):
             return
         mine = [one for one, _ in self.shared.written if one.attempt_id == last.attempt_id]
         assert last.step == max(one.step for one in mine)
-        repo = read_repo(KINDS[self.kind](self.shared, ""))
+        repo = read_store(KINDS[self.kind](self.shared, ""))
         assert repo.latest == last
         found = repo.folders()[0]
         assert found == last.folder

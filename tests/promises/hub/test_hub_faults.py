@@ -30,9 +30,9 @@ from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_repo
-from store.errors import HubUnreachable
-from store.fetch import fetch_for_sampling, newest_whole, read_repo
-from store.repo import Hub
+from store.errors import StoreUnreachable
+from store.fetch import fetch_for_sampling, newest_whole, read_store
+from store.hub import Hub
 from store.uploader import Uploader
 from training.distributed.agreement import USER_MISTAKES, exit_code_for
 
@@ -304,7 +304,7 @@ def test_a_download_for_sampling_that_fails_once_is_made_again(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     fault, begun = near_hub.fault("xorb-get", kind), time.monotonic()
-    folder = newest_whole(read_repo(Hub(hubs.REPO, 1.0), "main"), fetch_for_sampling).path
+    folder = newest_whole(read_store(Hub(hubs.REPO, 1.0), "main"), fetch_for_sampling).path
     weights = (folder / "model.safetensors").read_bytes()
     assert fault.hits
     assert weights == (runs.snapshot(finished_run, 10) / "model.safetensors").read_bytes()
@@ -684,7 +684,7 @@ def test_a_start_without_the_hub_resumes_and_takes_no_repo(
     assert (here.folder, here.repo) == (newest, None)
     assert "hub.repo_id=me/run needs a token" in here.warnings[0]
     # A run without a snapshot cannot know that it is new.
-    with pytest.raises(HubUnreachable, match="it is unknown whether me/run holds a snapshot"):
+    with pytest.raises(StoreUnreachable, match="it is unknown whether me/run holds a snapshot"):
         choose_start(tmp_path / "empty", "auto", hubs.store(1.0))
     uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=True)
     offer(uploads, newest)

@@ -14,8 +14,8 @@ from many_snapshots import copied
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
+from store.hub import Hub
 from store.latest import Latest, latest_as_bytes
-from store.repo import Hub
 from store.store import Best, Card
 from store.uploader import Uploader
 

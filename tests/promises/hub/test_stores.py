@@ -25,7 +25,7 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
-from store.errors import HubMissing, HubRefused, HubUnreachable
+from store.errors import StoreMissing, StoreRefused, StoreUnreachable
 from store.file_system import FileSystem
 from store.kinds import open_store
 from store.store import Best, Card, Policy, UploadTarget
@@ -243,7 +243,7 @@ def test_a_snapshot_that_may_not_be_deleted_keeps_no_other(folder, snapshot_of, 
 
     def refuse(store, paths):
         if any("step-00000001-" in path for path in paths):
-            raise HubRefused("the object is locked")
+            raise StoreRefused("the object is locked")
         delete(store, paths)
 
     monkeypatch.setattr(FileSystem, "delete", refuse)
@@ -334,7 +334,7 @@ def test_a_store_that_cannot_be_listed_is_not_a_new_one(folder, snapshot_of, tmp
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(HubUnreachable, match="it is unknown whether file:"):
+    with pytest.raises(StoreUnreachable, match="it is unknown whether file:"):
         started(folder, tmp_path / "run")
 
 
@@ -489,14 +489,14 @@ def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch
     store = s3.open(timeout=60.0)  # a part has 5 MiB
     s3.fault("status", "PUT", path="partNumber=2", status="403 Forbidden")
     path = f"{place_of(1)}/model.safetensors"
-    with pytest.raises(HubRefused, match="Check the credentials and their permissions"):
+    with pytest.raises(StoreRefused, match="Check the credentials and their permissions"):
         store.send({path: tmp_path / "large"})
     assert s3.paths() == []
     sent, transfer = store.send({path: tmp_path / "large"})
     assert s3.read(path) == content
     assert sent[path].sha256 == sha256(content).hexdigest()
     assert transfer.bytes_sent == len(content)
-    with pytest.raises(HubRefused, match="a file that this run did not write"):
+    with pytest.raises(StoreRefused, match="a file that this run did not write"):
         store.send({path: tmp_path / "large"})
     store.download_all("", store.files(""), tmp_path / "back")
     assert (tmp_path / "back" / path).read_bytes() == content
@@ -510,7 +510,7 @@ def test_a_file_of_somebody_else_is_never_replaced(kind, tmp_path, monkeypatch):
         store = place.open()
         store.create(private=True)
         place.put(path, b"mine")
-        with pytest.raises(HubRefused, match="a file that this run did not write"):
+        with pytest.raises(StoreRefused, match="a file that this run did not write"):
             store.send({path: tmp_path / "new"})
         assert place.read(path) == b"mine"
         store.send({path: tmp_path / "new"}, replaced=[path])
@@ -523,7 +523,7 @@ def test_a_file_that_is_cut_off_on_a_disk_has_no_name(folder, tmp_path, monkeypa
     (tmp_path / "new").write_bytes(b"x" * 100)
     path = f"{place_of(1)}/manifest.json"
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with pytest.raises(HubRefused, match="has no room left"):
+    with pytest.raises(StoreRefused, match="has no room left"):
         store.send({path: tmp_path / "new"})
     assert folder.paths() == [part := f"snapshots/.partial-{FIRST[:8]}"]
     monkeypatch.undo()
@@ -534,9 +534,9 @@ def test_a_file_that_is_cut_off_on_a_disk_has_no_name(folder, tmp_path, monkeypa
 
 def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monkeypatch):
     unmounted = f"file://{tmp_path}/none/run"
-    with pytest.raises(HubRefused, match=r"there is no folder .*none\. Mount that disk"):
+    with pytest.raises(StoreRefused, match=r"there is no folder .*none\. Mount that disk"):
         choose_start(tmp_path / "run", "auto", RunStore(open_store(unmounted), True, False))
-    with pytest.raises(HubMissing, match=r"s3://none/run does not exist\. Create that bucket"):
+    with pytest.raises(StoreMissing, match=r"s3://none/run does not exist\. Create that bucket"):
         choose_start(tmp_path / "run", "auto", RunStore(open_store("s3://none/run"), True, False))
     for words, reason in {
         ("hub.url=https://a/b",): "must be the URL of a folder that can be written",
@@ -553,13 +553,13 @@ def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monke
     with pytest.raises(SnapshotError, match="fsspec has no ftx://"):
         store_of(load_config(["hub.url=ftx://a/b"]))
     s3.close()
-    with pytest.raises(HubUnreachable, match="it is unknown whether s3://shared/run holds"):
+    with pytest.raises(StoreUnreachable, match="it is unknown whether s3://shared/run holds"):
         choose_start(tmp_path / "run", "auto", RunStore(s3.open(1.0), True, False))
 
 
 def test_no_token_of_the_hub_is_needed(folder, finished_run, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("store.repo.get_token", lambda: pytest.fail("the Hub's token was read"))
+    monkeypatch.setattr("store.hub.get_token", lambda: pytest.fail("the Hub's token was read"))
     assert started(folder, tmp_path / "run").warnings == ()
 
 

@@ -21,7 +21,7 @@ import runs
 from loopback_hub import LoopbackHub
 from store import http
 from store.file_system import FileSystem
-from store.repo import Hub
+from store.hub import Hub
 from store.store import Best
 
 pytestmark = pytest.mark.filterwarnings(

@@ -17,7 +17,7 @@ from snapshot.disk.checking import check_snapshot
 from snapshot.disk.numbers import FileNumberCheck
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot
-from store.fetch import RepoContents, fetch_for_sampling
+from store.fetch import Contents, fetch_for_sampling
 from store.store import RemoteFile
 
 QUERY = "transformer.h.0.attn.c_attn.weight"
@@ -121,7 +121,7 @@ def test_what_sampling_fetches_from_the_hub_is_looked_at_as_well(run_dir, folder
     def fetched() -> Path:
         names = [path.relative_to(run_dir) for path in folder.iterdir()]
         files = {str(name): RemoteFile((run_dir / name).stat().st_size, None) for name in names}
-        remote = RepoContents(LocalHub(run_dir), "0" * 40, True, files, None)
+        remote = Contents(LocalHub(run_dir), "0" * 40, True, files, None)
         return fetch_for_sampling(remote, "snapshots/step-00000002")
 
     assert fetched() == folder

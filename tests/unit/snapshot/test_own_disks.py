@@ -14,7 +14,7 @@ from config.compose import load_config
 from snapshot.disk.files import manifest_sha256
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
-from store.errors import HubUnreachable
+from store.errors import StoreUnreachable
 from training.run.start import Chosen
 
 
@@ -67,7 +67,7 @@ def test_a_takeover_uploads_before_the_others_begin(near_hub, finished_run, tmp_
 def test_an_upload_that_fails_ends_the_start(near_hub, finished_run, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     near_hub.fault("commit", "status", status=503, times=None)
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(StoreUnreachable):
         choose_start(run_dir, "auto", for_all())
 
 
@@ -82,7 +82,7 @@ def test_without_an_answer_of_the_store_no_machine_begins(near_hub, finished_run
     """The same command may succeed later: a loop tries it again."""
     hubs.seed(near_hub, runs.snapshot(finished_run, 20))
     near_hub.down()
-    with pytest.raises(HubUnreachable, match="snapshot of this run, and none is on all machines"):
+    with pytest.raises(StoreUnreachable, match="snapshot of this run, and none is on all machines"):
         choose_start(finished_run, "auto", for_all(1.0))
 
 

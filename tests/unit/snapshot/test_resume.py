@@ -7,7 +7,7 @@ import pytest
 from snapshot import start
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
-from store.errors import HubRefused, HubUnreachable
+from store.errors import StoreRefused, StoreUnreachable
 
 
 def test_a_misspelled_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):
@@ -18,7 +18,7 @@ def test_a_misspelled_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"), [(HubUnreachable, HubUnreachable), (HubRefused, SnapshotError)]
+    ("fault", "kind"), [(StoreUnreachable, StoreUnreachable), (StoreRefused, SnapshotError)]
 )
 def test_a_repo_that_cannot_be_reached_is_nobodys_mistake(tmp_path, monkeypatch, fault, kind):
     def fetch_newest(hub, revision, root, refuse):

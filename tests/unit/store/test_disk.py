@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from store.errors import HubMissing, HubRefused, HubUnreachable
+from store.errors import StoreMissing, StoreRefused, StoreUnreachable
 from store.file_system import FileSystem
 
 RUN, FOLDER = "snapshots", "snapshots/step-00000001-aaaaaaaa"
@@ -47,13 +47,13 @@ def fails(monkeypatch, name: str, number: int, meets: Callable[[str], bool]) -> 
 @pytest.mark.parametrize("place", ["", RUN, FOLDER])
 def test_a_folder_that_cannot_be_listed_is_an_error(root, monkeypatch, number, place):
     fails(monkeypatch, "scandir", number, lambda path: path == str(root / place))
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(StoreUnreachable):
         listed(root)
 
 
 def test_a_store_whose_folder_cannot_be_looked_at_is_not_a_new_one(root, monkeypatch):
     fails(monkeypatch, "stat", errno.EIO, lambda path: path == str(root))
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(StoreUnreachable):
         FileSystem(f"file://{root}", 5.0).head()
 
 
@@ -63,7 +63,7 @@ def test_a_run_of_another_user_is_an_error_and_a_folder_of_the_system_is_not(roo
     assert listed(root) == ["latest.json", PATH]
     monkeypatch.undo()
     fails(monkeypatch, "scandir", errno.EACCES, lambda path: path.endswith(RUN))
-    with pytest.raises(HubRefused, match="Check the credentials and their permissions"):
+    with pytest.raises(StoreRefused, match="Check the credentials and their permissions"):
         listed(root)
 
 
@@ -79,7 +79,7 @@ def test_links_are_followed_and_a_link_to_nothing_is_an_error(root, tmp_path):
     (root / RUN / "up").symlink_to(root)  # holds nothing new, and has no end
     assert listed(root) == ["latest.json", PATH]
     moved.rename(tmp_path / "unmounted")
-    with pytest.raises(HubUnreachable, match="a link to nothing"):
+    with pytest.raises(StoreUnreachable, match="a link to nothing"):
         listed(root)
 
 
@@ -92,7 +92,7 @@ def test_a_store_that_is_gone_is_never_created_by_a_write(root, tmp_path):
         lambda: store.send({PATH: tmp_path / "new"}),
         lambda: store.put({PATH: b"new"}),
     ):
-        with pytest.raises(HubMissing, match=r"there is no folder .*run\. Mount that disk"):
+        with pytest.raises(StoreMissing, match=r"there is no folder .*run\. Mount that disk"):
             request()
     assert not root.exists()
 
@@ -104,7 +104,7 @@ def test_a_latest_json_on_a_full_disk_leaves_the_old_one(root, monkeypatch, has_
         fails(monkeypatch, "link", errno.EPERM, lambda _: True)
     with monkeypatch.context() as full:
         fails(full, "fsync", errno.ENOSPC, lambda _: True)
-        with pytest.raises(HubRefused, match="no room left"):
+        with pytest.raises(StoreRefused, match="no room left"):
             store.put({"latest.json": b"new"})
     assert listed(root) == before
     assert (root / "latest.json").read_bytes() == b"{}"

@@ -10,11 +10,11 @@ from huggingface_hub.errors import FileMetadataError, HFValidationError, LocalEn
 from huggingface_hub.utils import hf_raise_for_status
 
 from store.errors import (
-    HubMissing,
-    HubNoRevision,
-    HubRefused,
-    HubUnreachable,
-    HubUnsupported,
+    NoRevision,
+    StoreMissing,
+    StoreRefused,
+    StoreUnreachable,
+    Unsupported,
     translate_errors,
 )
 
@@ -56,10 +56,10 @@ def answered(status: int, body: str = "", headers: dict | None = None, **more) -
     ids=lambda error: type(error).__name__,
 )
 def test_what_the_client_itself_refuses_is_no_outage(error):
-    assert isinstance(raised(error), HubRefused)
+    assert isinstance(raised(error), StoreRefused)
     wrapped = LocalEntryNotFoundError("An error happened while trying to locate the file")
     wrapped.__cause__ = error
-    assert isinstance(raised(wrapped), HubRefused)
+    assert isinstance(raised(wrapped), StoreRefused)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,20 @@ def test_what_the_client_itself_refuses_is_no_outage(error):
     ids=lambda error: type(error).__name__,
 )
 def test_what_may_pass_is_an_outage(error):
-    assert isinstance(raised(error), HubUnreachable)
+    assert isinstance(raised(error), StoreUnreachable)
 
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, HubRefused), (402, HubRefused), (403, HubRefused), (413, HubRefused), (422, HubRefused)]
-    + [(404, HubUnsupported), (405, HubUnsupported), (501, HubUnsupported)]
-    + [(status, HubUnreachable) for status in (408, 409, 425, 429, 500, 502, 503, 504)],
+    [
+        (400, StoreRefused),
+        (402, StoreRefused),
+        (403, StoreRefused),
+        (413, StoreRefused),
+        (422, StoreRefused),
+    ]
+    + [(404, Unsupported), (405, Unsupported), (501, Unsupported)]
+    + [(status, StoreUnreachable) for status in (408, 409, 425, 429, 500, 502, 503, 504)],
 )
 def test_a_status_says_whether_another_try_can_help(status, kind):
     error = answered(status, "{}")
@@ -100,11 +106,11 @@ def test_a_server_that_says_only_the_number_is_quoted_once(status):
 
 
 def test_404_without_an_error_code_means_what_was_asked_for():
-    assert type(answered(404, "{}")) is HubUnsupported
-    assert type(answered(404, "{}", not_found=HubMissing)) is HubMissing
-    assert type(answered(404, "{}", not_found=HubNoRevision)) is HubNoRevision
-    with_code = answered(404, "{}", {"X-Error-Code": "EntryNotFound"}, not_found=HubMissing)
-    assert type(with_code) is HubUnsupported
+    assert type(answered(404, "{}")) is Unsupported
+    assert type(answered(404, "{}", not_found=StoreMissing)) is StoreMissing
+    assert type(answered(404, "{}", not_found=NoRevision)) is NoRevision
+    with_code = answered(404, "{}", {"X-Error-Code": "EntryNotFound"}, not_found=StoreMissing)
+    assert type(with_code) is Unsupported
 
 
 def test_a_branch_that_is_not_there_was_not_squashed_away():
@@ -142,7 +148,7 @@ def test_nothing_that_a_server_says_acts_on_the_terminal():
         answered(503, json.dumps({"error": "\x1b[2J"})),
         raised(httpx2.RemoteProtocolError("bad line '\x1b[31m'")),
         raised(RuntimeError("\x1b[31m")),
-        HubRefused("\x1b[2J"),
+        StoreRefused("\x1b[2J"),
     ):
         assert str(error).isprintable(), ascii(str(error))
         assert "x1b" in str(error)

@@ -18,9 +18,9 @@ from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start, newest_of_disk_and_repo
-from store.fetch import fetch_for_sampling, newest_whole, read_repo
+from store.fetch import fetch_for_sampling, newest_whole, read_store
 from store.file_system import FileSystem
-from store.repo import Hub
+from store.hub import Hub
 from training.run.uploading import begin_uploads
 
 
@@ -74,7 +74,7 @@ def test_a_disk_that_refuses_a_download_is_not_the_repo_s_fault(
 ):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 30))
     with pytest.raises(DiskFault) as caught:
-        newest_whole(read_repo(Hub(hubs.REPO, 5.0)), fetch_for_sampling)
+        newest_whole(read_store(Hub(hubs.REPO, 5.0)), fetch_for_sampling)
     assert str(caught.value) == (
         f"the Hub client's cache, {tmp_path / 'home' / 'hub'}, cannot be written: Read-only file "
         "system. Set HF_HOME to a folder that can be written."

@@ -13,7 +13,7 @@ from snapshot.named_model import find_model
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
 from store.file_system import FileSystem
-from store.repo import Hub
+from store.hub import Hub
 from store.store import Store
 
 pytestmark = pytest.mark.filterwarnings(  # huggingface_hub 2.4 calls httpx2 so

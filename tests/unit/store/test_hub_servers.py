@@ -17,11 +17,11 @@ from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_repo
-from store.errors import HubError, HubUnreachable
+from store.errors import StoreError, StoreUnreachable
 from store.events import read_events
-from store.fetch import fetch, fetch_for_sampling, newest_whole, read_repo
+from store.fetch import fetch, fetch_for_sampling, newest_whole, read_store
+from store.hub import Hub
 from store.kinds import open_store
-from store.repo import Hub
 from store.store import Card
 from training.reporting.console import Console
 from training.reporting.events import Events
@@ -58,14 +58,14 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
         assert uploads.flush(30), uploads.status()
     assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10, 20, 30]
     hubs.assert_always_whole(hub)
-    remote = read_repo(Hub(hubs.REPO, 5.0))
+    remote = read_store(Hub(hubs.REPO, 5.0))
     assert remote.latest.step == 30
     assert (
         manifest_sha256(fetch(remote, remote.folders()[0], tmp_path))
         == remote.latest.manifest_sha256
     )
     assert (
-        newest_whole(read_repo(Hub(hubs.REPO, 5.0), "main"), fetch_for_sampling).path.name
+        newest_whole(read_store(Hub(hubs.REPO, 5.0), "main"), fetch_for_sampling).path.name
         == "step-00000030-attempt"
     )
 
@@ -75,7 +75,7 @@ def test_weights_of_several_commits_are_cached_once(hub, finished_run, tmp_path)
     folders = []
     for step in (10, 20):
         hubs.put(hub, runs.snapshot(finished_run, 30), step)
-        folders.append(newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path)
+        folders.append(newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path)
     names = ["step-00000010-attempt", "step-00000020-attempt"]
     assert [folder.name for folder in folders] == names
     weights = {(folder / "model.safetensors").resolve() for folder in folders}
@@ -95,11 +95,11 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(hub, finished_run, name
         lambda content: content[: len(content) // 2],
         lambda content: content[:-2] + b"!}",
     ):
-        file = newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name
+        file = newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name
         sound = file.read_bytes()
         file.resolve().write_bytes(damage(sound))
         assert (
-            newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name == file
+            newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name == file
         )
         assert file.read_bytes() == sound
 
@@ -111,7 +111,7 @@ def test_damage_on_the_hub_itself_falls_back_to_the_one_before(hub, finished_run
     repo = hub.repo(hubs.REPO)
     hub.commit_files(hubs.REPO, {path: repo.read(repo.head, path).replace(b"32", b"23")})
     assert (
-        newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path.name
+        newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path.name
         == "step-00000010-attempt"
     )
 
@@ -179,7 +179,7 @@ def test_a_server_that_is_down_is_not_taken_for_one_without_xet(hub, finished_ru
     hub.create(hubs.REPO)
     hub.fault("xet-write-token", "status", status=status, times=None)
     weights = runs.snapshot(finished_run, 20) / "model.safetensors"
-    with pytest.raises(HubError, match=f"storage .*HTTP {status}"):
+    with pytest.raises(StoreError, match=f"storage .*HTTP {status}"):
         Hub(hubs.REPO).upload_contents([CommitOperationAdd("model.safetensors", weights)])
 
 
@@ -196,7 +196,7 @@ def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
         console = Console(shown=False, max_steps=30, step=0)
         console.events = Events(run_dir / "events.jsonl", attempt * 32)
         state.attempt_id = attempt * 32
-        start = Start(None, None, "", repo=read_repo(Hub(hubs.REPO, 5.0)))
+        start = Start(None, None, "", repo=read_store(Hub(hubs.REPO, 5.0)))
         uploads = begin_uploads(console, config, start, state)
         for step in steps:
             uploads.offer(runs.snapshot(run_dir, step), Card("#"))
@@ -271,7 +271,7 @@ def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_ru
     assert asked == [(f"hf://{hubs.REPO}", 4.5)]
     fault = hub.fault("info", "hang", times=None)
     started = time.monotonic()
-    with pytest.raises(HubUnreachable, match="did not answer in time"):
+    with pytest.raises(StoreUnreachable, match="did not answer in time"):
         choose_start(finished_run.parent / "fourth", hubs.REPO, timeout=0.5)
     assert time.monotonic() - started < 30  # not the 60 of a Hub that nobody told
     assert fault.hits == 1
@@ -305,7 +305,7 @@ def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_pat
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert uploads.flush(30)
-    remote = read_repo(Hub(hubs.REPO, 5.0))
+    remote = read_store(Hub(hubs.REPO, 5.0))
     fetch(remote, remote.folders()[0], tmp_path)
     asked = {one.endpoint for one in hub.requests}
     assert asked == set(IN_THE_DOCS)

@@ -13,7 +13,7 @@ import hubs
 import runs
 from config.compose import load_config
 from snapshot.start import choose_start
-from store.errors import HubUnreachable
+from store.errors import StoreUnreachable
 from store.fetch import fetch_small
 from training.reporting.events import Events
 from training.run.records import fetch_missing
@@ -67,7 +67,7 @@ def test_a_start_with_a_snapshot_goes_on_without_it(near_hub, behind, small, end
 def test_a_start_without_a_snapshot_stops(near_hub, tmp_path):
     near_hub.fault("*", "hang", times=None)
     before = time.monotonic()
-    with pytest.raises(HubUnreachable, match="unknown whether me/run holds a snapshot"):
+    with pytest.raises(StoreUnreachable, match="unknown whether me/run holds a snapshot"):
         choose_start(tmp_path / "run", "auto", hubs.store(TIMEOUT_SECONDS))
     assert time.monotonic() - before < 2 * TIMEOUT_SECONDS
 

@@ -17,8 +17,8 @@ from many_snapshots import copied
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
 from snapshot.start import METRICS
-from store.fetch import read_repo
-from store.repo import Hub
+from store.fetch import read_store
+from store.hub import Hub
 from store.store import Best, Card
 from store.uploader import Uploader
 from training.reporting.metrics import read_metrics
@@ -286,11 +286,11 @@ def test_a_best_snapshot_that_the_repo_has_not_is_none(near_hub, snapshot_of, lo
     near_hub.create(hubs.REPO)
     upload(hubs.uploader(), snapshot_of(2), best=Best(1, 2.0, snapshot_of(1)))
     hub = Hub(hubs.REPO, 5.0)
-    assert (read_repo(hub).latest.best_step, read_repo(hub).latest.best_loss) == (1, 2.0)
+    assert (read_store(hub).latest.best_step, read_store(hub).latest.best_loss) == (1, 2.0)
     changed = {**hubs.latest(near_hub), "best_loss": lost.get("loss", 2.0)}
     files = {"latest.json": json.dumps(changed).encode()}
     near_hub.commit_files(hubs.REPO, files, lost.get("delete", ()))
-    seen = read_repo(hub).latest
+    seen = read_store(hub).latest
     assert (seen.step, seen.best_step, seen.best_loss) == (2, 0, None)
     later = hubs.uploader(attempt_id="b", seen=seen)
     upload(later, snapshot_of(3), best=Best(3, 5.0, snapshot_of(3)))

@@ -17,8 +17,8 @@ import runs
 from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
 from store import http
-from store.errors import HubNoFile, HubRefused, HubUnreachable
-from store.repo import Hub
+from store.errors import NoFile, StoreRefused, StoreUnreachable
+from store.hub import Hub
 from store.store import Transfer
 
 TIMEOUT_SECONDS = 1.0
@@ -83,7 +83,7 @@ def test_a_file_at_two_paths_is_uploaded_once(hub, remote, tmp_path):
 def test_an_upload_that_hangs_ends_at_its_deadline(hub, remote, tmp_path, endpoint):
     hub.fault(endpoint, "hang")
     file, begun = weights(tmp_path / "file", 400_000), time.monotonic()
-    with pytest.raises(HubUnreachable, match=r"0\.4 MB has not ended within 3 seconds"):
+    with pytest.raises(StoreUnreachable, match=r"0\.4 MB has not ended within 3 seconds"):
         upload(remote, file)
     assert time.monotonic() - begun < 30  # huggingface_hub would wait for 300 seconds, or for ever
     upload(remote, file)
@@ -92,7 +92,7 @@ def test_an_upload_that_hangs_ends_at_its_deadline(hub, remote, tmp_path, endpoi
 def test_a_download_that_hangs_ends_at_its_deadline(hub, remote, tmp_path):
     commit = committed(remote, weights(tmp_path / "file", 400_000))
     hub.fault("xorb-get", "hang", times=None)
-    with pytest.raises(HubUnreachable, match="has not ended within 3 seconds"):
+    with pytest.raises(StoreUnreachable, match="has not ended within 3 seconds"):
         remote.download_all(commit, remote.files(commit), tmp_path / "back")
 
 
@@ -108,13 +108,13 @@ def test_a_slow_upload_within_its_time_is_left_alone(hub, remote, tmp_path):
 @pytest.mark.parametrize(
     ("status", "kind", "message"),
     [
-        (400, HubRefused, "storage refuses (HTTP 400)"),
-        (401, HubUnreachable, "storage answers HTTP 401"),  # the next upload has another token
-        (403, HubRefused, "storage refuses (HTTP 403)"),
-        (413, HubRefused, "storage refuses (HTTP 413)"),
-        (429, HubUnreachable, "storage answers HTTP 429"),
-        (500, HubUnreachable, "storage answers HTTP 500"),
-        (507, HubUnreachable, "storage answers HTTP 507"),
+        (400, StoreRefused, "storage refuses (HTTP 400)"),
+        (401, StoreUnreachable, "storage answers HTTP 401"),  # the next upload has another token
+        (403, StoreRefused, "storage refuses (HTTP 403)"),
+        (413, StoreRefused, "storage refuses (HTTP 413)"),
+        (429, StoreUnreachable, "storage answers HTTP 429"),
+        (500, StoreUnreachable, "storage answers HTTP 500"),
+        (507, StoreUnreachable, "storage answers HTTP 507"),
     ],
 )
 def test_each_answer_of_the_storage_has_a_kind(hub, tmp_path, status, kind, message):
@@ -128,7 +128,7 @@ def test_each_answer_of_the_storage_has_a_kind(hub, tmp_path, status, kind, mess
 def test_a_content_that_the_storage_has_lost_is_named(hub, remote, tmp_path):
     commit = committed(remote, weights(tmp_path / "file", 400_000))
     hub.fault("reconstruction", "status", status=404, times=None)
-    with pytest.raises(HubNoFile, match="its content is lost"):
+    with pytest.raises(NoFile, match="its content is lost"):
         remote.download_all(commit, remote.files(commit), tmp_path / "back")
 
 
@@ -152,7 +152,7 @@ def test_its_threads_are_of_low_priority_and_take_no_signals(hub, remote, tmp_pa
         return {task: os.getpriority(os.PRIO_PROCESS, int(task)) for task in _tasks()}
 
     def stalled() -> None:
-        with pytest.raises(HubUnreachable):
+        with pytest.raises(StoreUnreachable):
             upload(remote, weights(tmp_path / "file", 400_000))
 
     abort_xet_session()  # that of an earlier test

@@ -21,11 +21,11 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from snapshot.errors import DiskFault, is_full
 from store.errors import (
     REMEDY,
-    HubMissing,
-    HubNoFile,
-    HubNoRevision,
-    HubRefused,
-    HubUnsupported,
+    NoFile,
+    NoRevision,
+    StoreMissing,
+    StoreRefused,
+    Unsupported,
     translate_errors,
 )
 from store.http import deadline, hub_api, transfer
@@ -43,7 +43,7 @@ LARGE_BYTES = 5 << 20
 
 
 class Hub(Store):
-    """One model repo. Every method raises HubError."""
+    """One model repo. Every method raises StoreError."""
 
     def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds that a request waits for data."""
@@ -63,7 +63,7 @@ class Hub(Store):
 
     @contextmanager
     def _asking(
-        self, revision: str = BRANCH, not_found: type[HubRefused] = HubUnsupported
+        self, revision: str = BRANCH, not_found: type[StoreRefused] = Unsupported
     ) -> Iterator[None]:
         """Requests that end in time, and whose errors are of a few kinds."""
         with translate_errors(self.repo_id, revision, not_found), deadline(self.timeout):
@@ -79,18 +79,18 @@ class Hub(Store):
         return bool(constants.HF_HUB_OFFLINE)
 
     def require_token(self) -> None:
-        """Raise HubRefused if there is no token. Makes no request."""
+        """Raise StoreRefused if there is no token. Makes no request."""
         with self._asking():
             if not get_token():
                 raise LocalTokenNotFoundError
 
     def check_token(self) -> None:
-        """Raise HubRefused if there is no token, or a read-only one."""
+        """Raise StoreRefused if there is no token, or a read-only one."""
         with self._asking():
             who = self._api.whoami()
         token = (who.get("auth") or {}).get("accessToken") or {}
         if token.get("role") == "read":
-            raise HubRefused(
+            raise StoreRefused(
                 f"the token of {who.get('name')} is read-only, but the run writes to "
                 f"{self.name}. {REMEDY}"
             )
@@ -112,17 +112,19 @@ class Hub(Store):
 
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """The commit of a revision, and whether the repo is private."""
-        not_found = HubMissing if revision == BRANCH else HubNoRevision
+        not_found = StoreMissing if revision == BRANCH else NoRevision
         with self._asking(revision, not_found):
             info = self._api.repo_info(self.repo_id, revision=revision)
         commit = str(info.sha or "")
         if COMMIT_ID.fullmatch(commit) is None:
-            raise HubRefused(f"{self.repo_id} has no commit id at {revision}, but {commit!r:.80}.")
+            raise StoreRefused(
+                f"{self.repo_id} has no commit id at {revision}, but {commit!r:.80}."
+            )
         return commit, bool(info.private)
 
     def files(self, commit: str) -> dict[str, RemoteFile]:
         """The files of a commit by path."""
-        with self._asking(commit, HubNoRevision):
+        with self._asking(commit, NoRevision):
             tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             entries = list(islice(tree, MOST_FILES))
         return {
@@ -140,14 +142,14 @@ class Hub(Store):
         url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=commit)
         content = b""
         with (
-            self._asking(commit, HubNoFile),
+            self._asking(commit, NoFile),
             get_session().stream("GET", url, headers=build_hf_headers()) as response,
         ):
             hf_raise_for_status(response)
             for part in response.iter_bytes():
                 content += part
                 if len(content) > most:
-                    raise HubRefused(f"{path} of {self.repo_id} is larger than its repo lists.")
+                    raise StoreRefused(f"{path} of {self.repo_id} is larger than its repo lists.")
         return content
 
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
@@ -156,7 +158,7 @@ class Hub(Store):
         With `again`, a cached file is replaced. Raises OSError for a folder that cannot be written,
         DiskFault for such a cache.
         """
-        with _naming_cache(folder), self._asking(commit, HubNoFile):
+        with _naming_cache(folder), self._asking(commit, NoFile):
             return self._download(commit, path, folder, again)
 
     def download_all(
@@ -166,7 +168,7 @@ class Hub(Store):
         size = sum(file.size for file in files.values())
         with (
             _naming_cache(folder),
-            translate_errors(self.repo_id, commit, HubNoFile),
+            translate_errors(self.repo_id, commit, NoFile),
             transfer(self.timeout, size),
         ):
             for path in sorted(files):
