@@ -267,8 +267,8 @@ class Attempt(Protocol):
         """Publish a snapshot, unless the store has it; returns what was sent.
 
         Raises Fenced and Behind as `Fence.check` does, StoreError, SnapshotError if the files on
-        disk have changed, and OSError if the folder no longer exists. A snapshot becomes visible when
-        all of it is there.
+        disk have changed, and OSError if the folder no longer exists. A snapshot becomes visible
+        when all of it is there.
         """
 
     def tidy(self, step: int) -> None:
