@@ -192,9 +192,9 @@ def _kept(shape: ModelConfig, state: RunState) -> str:
     return f"{name}: {'; '.join(f'{keys} of {n} tensors' for keys, n in counts.items())}"
 
 
-def _verify_remote(hub: Store, revision: str) -> int:
+def _verify_remote(store: Store, revision: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        found = fetch_newest(hub, revision, Path(folder), checked(fetch))
+        found = fetch_newest(store, revision, Path(folder), checked(fetch))
         for fault in found.faults:
             _warn(f"not whole: {fault}.")
         is_same = _describe(found.path, f"{found.repo.name} {found.folder}")
@@ -219,8 +219,8 @@ def _list(path: Path) -> None:
         raise SnapshotError(f"{path} holds no snapshot that can be read. Name a run's folder.")
 
 
-def _list_remote(hub: Store, revision: str) -> None:
-    repo = with_retries(lambda: read_store(hub, revision))
+def _list_remote(store: Store, revision: str) -> None:
+    repo = with_retries(lambda: read_store(store, revision))
     for folder in repo.folders():
         _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
     if repo.latest is not None:

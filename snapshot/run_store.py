@@ -35,7 +35,7 @@ StateCheck = Callable[[RunState], object]
 class RunStore:
     """The repo that a run uploads to, and how it may be used."""
 
-    hub: Store
+    store: Store
     private: bool
     takeover: bool
     known: Contents | None = None
@@ -46,7 +46,7 @@ class RunStore:
     @property
     def key(self) -> str:
         """The configuration key and value that name it."""
-        return self.hub.key
+        return self.store.key
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class RemoteSnapshot:
     @classmethod
     def of(cls, repo: Contents, folder: str) -> RemoteSnapshot:
         """The snapshot in a folder of a repo."""
-        return cls(repo.hub.url, repo.commit, folder, repo.hub.timeout)
+        return cls(repo.store.url, repo.commit, folder, repo.store.timeout)
 
     def fetch_to(self, root: Path, fetch: Fetch = fetch) -> Path:
         """Download it to `root`. Raises SnapshotError and StoreError."""
-        hub = open_store(self.url, self.timeout)
-        files = with_retries(lambda: hub.files(self.commit))
-        return fetch(Contents(hub, self.commit, True, files, None), self.folder, root)
+        store = open_store(self.url, self.timeout)
+        files = with_retries(lambda: store.files(self.commit))
+        return fetch(Contents(store, self.commit, True, files, None), self.folder, root)
 
 
 def open_repo(store: RunStore, can_do_without: bool) -> tuple[Contents | None, tuple[str, ...]]:
@@ -90,7 +90,7 @@ def open_repo(store: RunStore, can_do_without: bool) -> tuple[Contents | None, t
             remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
             lack = "none is on all machines" if store.for_all else "there is none here"
             raise StoreUnreachable(
-                f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this run, "
+                f"{error}: it is unknown whether {store.store.name} holds a snapshot of this run, "
                 f"and {lack}. Start again {remedy}; a run that is new can begin "
                 f"without {store.key.partition('=')[0]}, which a later start may have."
             ) from error
@@ -117,24 +117,24 @@ def with_newest(store: RunStore, repo: Contents, newest: Path, state: RunState) 
     if latest is not None and latest.run_id != state.run_id and not store.takeover:
         return repo
     prunes_nothing = Policy(LARGEST_STEP, 0.0, store.private, store.takeover)
-    target = UploadTarget(store.hub, prunes_nothing, state.run_id, uuid4().hex, latest)
+    target = UploadTarget(store.store, prunes_nothing, state.run_id, uuid4().hex, latest)
     attempt = begin_attempt(target, lambda text: None)
     upload = Upload(newest, Card(f"# Step {state.step}\n"))
     with suppress(Fenced):  # another start has uploaded meanwhile
         with_retries(lambda: attempt.upload(upload))
-    return with_retries(lambda: read_store(store.hub))
+    return with_retries(lambda: read_store(store.store))
 
 
 def _read_or_create(store: RunStore) -> Contents:
     if store.known is not None and store.known.commit:  # a bucket has no commits
-        commit, _ = store.hub.head()
-        return store.known if commit == store.known.commit else read_store(store.hub)
-    store.hub.require_token()
+        commit, _ = store.store.head()
+        return store.known if commit == store.known.commit else read_store(store.store)
+    store.store.require_token()
     found = _read(store)
     _check_token(store)
     if found is None:
-        store.hub.create(store.private)
-        found = read_store(store.hub)
+        store.store.create(store.private)
+        found = read_store(store.store)
         if store.private and not found.private:
             raise SnapshotError(
                 f"{store.key}: the server has created a public repo, although a private one was "
@@ -147,7 +147,7 @@ def _read_or_create(store: RunStore) -> Contents:
 def _read(store: RunStore) -> Contents | None:
     """The contents of the repo; None if there is none."""
     with suppress(StoreMissing):
-        return read_store(store.hub)
+        return read_store(store.store)
     return None
 
 
@@ -157,7 +157,7 @@ def _check_token(store: RunStore) -> None:
     A start does not need the answer, and some servers give none.
     """
     with suppress(StoreUnreachable, Unsupported):
-        store.hub.check_token()
+        store.store.check_token()
 
 
 def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:
@@ -181,9 +181,9 @@ def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:
     return fetch_checked
 
 
-def fetch_newest(hub: Store, revision: str, root: Path, fetch: Fetch) -> Fetched:
+def fetch_newest(store: Store, revision: str, root: Path, fetch: Fetch) -> Fetched:
     """The newest whole snapshot of any repo, downloaded to `root`. Raises as `fetch_newer`."""
-    return fetch_newer(with_retries(lambda: read_store(hub, revision)), -1, root, fetch)
+    return fetch_newer(with_retries(lambda: read_store(store, revision)), -1, root, fetch)
 
 
 def fetch_newer(repo: Contents, step: int, root: Path, fetch: Fetch) -> Fetched:

@@ -200,7 +200,7 @@ def newest_of_disk_and_repo(
         same = latest.manifest_sha256 == manifest_sha256(newest)
         return replace(
             local,
-            reason=f"{local.reason}; {store.hub.name} has step {latest.step}",
+            reason=f"{local.reason}; {store.store.name} has step {latest.step}",
             remote=RemoteSnapshot.of(repo, latest.folder) if same else None,
         )
     try:
@@ -301,10 +301,10 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
         if own.state.run_id == named.state.run_id
         else f"already holds another run, at step {own.state.step}"
     )
-    where = run_dir if own.repo is None or own.remote is None else own.repo.hub.key
+    where = run_dir if own.repo is None or own.remote is None else own.repo.store.key
     remedy = "To start a new run there, give it another run.name (and run.dir, if that is set)"
     if own.repo is not None:  # which has the newer snapshots as well, and a start fetches them
-        remedy += f", and another {own.repo.hub.key.partition('=')[0]}"
+        remedy += f", and another {own.repo.store.key.partition('=')[0]}"
     elif own.state.run_id == named.state.run_id:
         remedy += (
             ". To return to that step in this run, remove its newer snapshots from "

@@ -43,7 +43,7 @@ NOT_FOR_SAMPLING = "optimizer"
 class Contents:
     """The contents of a repo at one commit."""
 
-    hub: Store
+    store: Store
     commit: str
     private: bool
     files: dict[str, RemoteFile]
@@ -56,7 +56,7 @@ class Contents:
     @property
     def name(self) -> str:
         """Repo and commit, for messages."""
-        return f"{self.hub.name}@{self.commit[:8]}".rstrip("@")
+        return f"{self.store.name}@{self.commit[:8]}".rstrip("@")
 
     @property
     def lack(self) -> str:
@@ -66,7 +66,7 @@ class Contents:
 
     def folders(self) -> list[str]:
         """Its snapshot folders, the one of latest.json first, then the newest first."""
-        return self.hub.folders(self.files, self.latest)
+        return self.store.folders(self.files, self.latest)
 
     def refusal(self) -> str | None:
         """Why a run may not use the repo: it holds something that no run uploaded.
@@ -74,31 +74,32 @@ class Contents:
         None if the repo belongs to a run, or is new.
         """
         if self.fault is not None and WRITTEN_BY_010 in self.fault:
-            return f"{self.hub.key} cannot be used: {self.fault}, and name another store."
+            return f"{self.store.key} cannot be used: {self.fault}, and name another store."
         if self.fault is not None:
             return (
-                f"{self.hub.key} cannot be used: {self.fault}, so no run of this project is known "
-                "to own it. Name one that is new or empty. If a run owns it, restore that file, or "
-                f"continue from its snapshots with snapshot.resume={self.hub.url}, another "
+                f"{self.store.key} cannot be used: {self.fault}, so no run of this project is "
+                "known to own it. Name one that is new or empty. If a run owns it, restore that "
+                "file, or "
+                f"continue from its snapshots with snapshot.resume={self.store.url}, another "
                 "run.name and a new store."
             )
-        if foreign := self.hub.foreign_file(self.files):
+        if foreign := self.store.foreign_file(self.files):
             return (
-                f"{self.hub.key} holds {foreign}, which no run of this project uploaded. Name "
+                f"{self.store.key} holds {foreign}, which no run of this project uploaded. Name "
                 "one that is new or empty, or move that file away."
             )
         return None
 
 
-def read_store(hub: Store, revision: str = BRANCH) -> Contents:
+def read_store(store: Store, revision: str = BRANCH) -> Contents:
     """Read the contents of a repo. Raises StoreError."""
-    commit, private = hub.head(revision)
-    files = hub.files(commit)
+    commit, private = store.head(revision)
+    files = store.files(commit)
     try:
-        latest = hub.latest(commit, files)
+        latest = store.latest(commit, files)
     except SnapshotError as error:
-        return Contents(hub, commit, private, files, None, str(error), revision)
-    return Contents(hub, commit, private, files, latest, revision=revision)
+        return Contents(store, commit, private, files, None, str(error), revision)
+    return Contents(store, commit, private, files, latest, revision=revision)
 
 
 def fetch(repo: Contents, folder: str, root: Path) -> Path:
@@ -217,7 +218,7 @@ def _read_json(repo: Contents, *paths: str) -> list[bytes]:
     for path in paths:
         if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
             raise SnapshotError(f"{repo.name} has no {path} of a valid size")
-    return [repo.hub.read(repo.commit, path, LARGEST_JSON_BYTES) for path in paths]
+    return [repo.store.read(repo.commit, path, LARGEST_JSON_BYTES) for path in paths]
 
 
 def is_for_sampling(name: str) -> bool:
@@ -246,7 +247,7 @@ def _download(
     manifest = listed.pop(MANIFEST, None)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
         raise SnapshotError(f"{folder} of {repo.name} has no {MANIFEST} of a valid size")
-    downloaded = repo.hub.download(repo.commit, inside + MANIFEST, target, again).parent
+    downloaded = repo.store.download(repo.commit, inside + MANIFEST, target, again).parent
     if target is not None:  # the client returns an absolute path, also for a relative folder
         downloaded = target / folder
     entries = manifest_entries(downloaded)
@@ -258,7 +259,7 @@ def _download(
         if listed[name].size != size or listed[name].sha256 not in (digest, None):
             raise SnapshotError(f"{folder} of {repo.name}: {name} is not as its manifest says")
     files = {inside + name: listed[name] for name in entries if wanted(name)}
-    repo.hub.download_all(repo.commit, files, target, again)
+    repo.store.download_all(repo.commit, files, target, again)
     return downloaded
 
 
@@ -324,14 +325,14 @@ def newest_whole(
         except (DiskFault, OtherRun):
             raise
         except (SnapshotError, NoFile, NoRevision) as error:
-            now = with_retries(partial(read_store, repo.hub, repo.revision))
+            now = with_retries(partial(read_store, repo.store, repo.revision))
             if now.files == repo.files:
                 faults += (str(error).rstrip("."),)
                 continue
             if heads == MOST_HEADS:
                 raise SnapshotError(
-                    f"{repo.hub.name} pruned {heads} snapshots, each while it was downloaded. Let "
-                    "its run keep more of them (hub.keep), or upload less often "
+                    f"{repo.store.name} pruned {heads} snapshots, each while it was downloaded. "
+                    "Let its run keep more of them (hub.keep), or upload less often "
                     "(hub.min_interval_seconds)."
                 ) from error
             repo, left, faults, heads = now, folders(now), (), heads + 1

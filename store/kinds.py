@@ -49,7 +49,7 @@ def open_store(url: str, timeout: float = 60.0) -> Store:
 
 def begin_attempt(target: UploadTarget, notify: Notify) -> Attempt:
     """The uploads of an attempt to its store."""
-    return _kind_of(target.hub.url).attempt(target.hub, target, notify)
+    return _kind_of(target.store.url).attempt(target.store, target, notify)
 
 
 def _kind_of(url: str) -> Kind:

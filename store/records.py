@@ -82,7 +82,7 @@ def fetch_records(repo: Contents, step: int, folder: Path) -> Records:
     for path, file in files.items():
         if file.size > LARGEST_BYTES[path.partition("/")[0]]:
             raise SnapshotError(f"{path} of {repo.name} has {file.size:,} bytes")
-    repo.hub.download_all(repo.commit, files, folder)
+    repo.store.download_all(repo.commit, files, folder)
     for path, file in files.items():
         if not _is_as_listed(folder / path, file):
             raise SnapshotError(f"{path} of {repo.name} was damaged on its way")

@@ -228,7 +228,7 @@ class Upload:
 class UploadTarget:
     """The store that an attempt uploads to, and what is known about it at the start."""
 
-    hub: Store
+    store: Store
     policy: Policy
     run_id: str
     attempt_id: str
@@ -248,7 +248,7 @@ class UploadTarget:
     def fence(self) -> Fence:
         """Which other attempts this one gives way to."""
         return Fence(
-            self.hub.name,
+            self.store.name,
             self.run_id,
             self.attempt_id,
             self.known_latest,

@@ -114,7 +114,7 @@ class Uploader:
 
     def __init__(self, target: UploadTarget) -> None:
         """Start the thread."""
-        self._hub, self._policy = target.hub, target.policy
+        self._hub, self._policy = target.store, target.policy
         self._said_before = target.said_before
         self._changed = threading.Condition()
         self._waiting: list[Upload] = []

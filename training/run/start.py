@@ -244,7 +244,7 @@ def _choose(
     if store is not None:
         store = replace(store, for_all=lock.own_disks)
     if store is not None and known is not None:
-        store = replace(store, hub=known.hub, known=known)
+        store = replace(store, store=known.store, known=known)
     return choose_start(
         Path(config.run.dir),
         config.snapshot.resume,

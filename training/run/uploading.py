@@ -46,12 +46,12 @@ def begin_uploads(
     Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
     """
     store = store_of(config)
-    if store is None or store.hub.is_offline:
+    if store is None or store.store.is_offline:
         return None
     policy = _policy(config)
     uploads = Uploader(
         UploadTarget(
-            store.hub,
+            store.store,
             policy,
             state.run_id,
             state.attempt_id,
@@ -137,7 +137,7 @@ def finish_uploads(
     store = store_of(config)
     if uploads is None or store is None:
         return
-    name = store.hub.name
+    name = store.store.name
     seconds = min(config.hub.flush_seconds, signals.seconds_left() - LAST_WORDS_SECONDS)
     if uploads.pending_folders():
         console.say(f"hub       uploading to {name}; at most {seconds:.0f} s, Ctrl-C skips it")

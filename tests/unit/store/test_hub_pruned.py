@@ -68,7 +68,7 @@ def of_own(tmp_path, store) -> int:
 
 
 def of_named(tmp_path, store) -> int:
-    return choose_start(tmp_path / "new", store.hub.url).state.step
+    return choose_start(tmp_path / "new", store.store.url).state.step
 
 
 @pytest.mark.parametrize(

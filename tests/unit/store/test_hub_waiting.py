@@ -78,7 +78,7 @@ def test_the_second_look_of_a_start_asks_for_the_head_alone(near_hub, finished_r
     own = hubs.store(TIMEOUT_SECONDS)
     first = choose_start(tmp_path / "run", "auto", own, fetch=fetch_small)
     assert (first.state.step, first.is_whole) == (10, False)
-    again = replace(own, hub=first.repo.hub, known=first.repo)
+    again = replace(own, store=first.repo.store, known=first.repo)
     listings = near_hub.count("tree")
     whole = choose_start(tmp_path / "run", "auto", again)
     assert (whole.state.step, whole.is_whole, near_hub.count("tree")) == (10, True, listings)

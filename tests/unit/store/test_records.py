@@ -225,7 +225,7 @@ def test_records_that_are_not_as_the_repo_lists_them_are_refused(hub, tmp_path, 
     hub.create(hubs.REPO)
     path, line = "metrics/from-00000001.jsonl", json.dumps(GOOD).encode() + b"\n"
     hub.commit_files(hubs.REPO, {path: line, EVENTS: b"{}\n"})
-    repo = read_store(hubs.store().hub)
+    repo = read_store(hubs.store().store)
     found = fetch_records(repo, 5, tmp_path / "a")
     assert [one.read_bytes() for one in found.segments] == [line]
     assert found.events is not None
@@ -234,7 +234,7 @@ def test_records_that_are_not_as_the_repo_lists_them_are_refused(hub, tmp_path, 
         fetch_records(repo, 5, tmp_path / "b")
     hub.commit_files(hubs.REPO, {path: b"\n" * (17 << 20)})
     with pytest.raises(SnapshotError, match="has 17,825,792 bytes"):
-        fetch_records(read_store(hubs.store().hub), 5, tmp_path / "c")
+        fetch_records(read_store(hubs.store().store), 5, tmp_path / "c")
 
 
 def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path,
     config = load_config([*small, f"run.dir={tmp_path / 'run'}"])
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
     described = Latest("run", "a", 1, 60_000, "", "")
-    repo = replace(read_store(hubs.store().hub), latest=described)
+    repo = replace(read_store(hubs.store().store), latest=described)
     said: list[str] = []
     state = SimpleNamespace(step=60_000, run_id="run")
     fetch_missing(
