@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from common.printable import printable
 from config.problems import is_storable, why_not_storable
 from data.chat import ChatTemplate
 from data.errors import DataError
 from data.messages import ChatError, Conversation, Message, objects
-from data.printable import printable
 from data.subwords import tokenizer_of
 from data.tokenizer import Tokenizer, refuse_larger_than
 from data.tokenizer_files import end_ids

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import as_words, machine, print_table, save
+from harness import as_words, machine, print_table, save
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import SHAPES, as_words, machine, overrides, print_table, save, spread
+from harness import SHAPES, as_words, machine, overrides, print_table, save, spread
 from turns import Contestant, ours, take_turns
 
 WAYS = ("products", "kernel")

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import as_words, launch, machine, median, print_table, save, spread
+from harness import as_words, launch, machine, median, print_table, save, spread
 
 EXPERIMENT = "shakespeare_char_cpu"
 STEPS = 1120

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, as_words, machine, print_table
+from harness import ROOT, as_words, machine, print_table
 
 ROWS = (
     ("DDP on 2", "ddp_cpu.yaml", ()),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import LEARNING_RATE
+from harness import LEARNING_RATE
 from undisturbed import Recording
 
 ROOT = Path(__file__).resolve().parent.parent

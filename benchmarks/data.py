@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, as_words, machine, print_table, save
+from harness import ROOT, as_words, machine, print_table, save
 
 sys.path.insert(0, str(ROOT))
 

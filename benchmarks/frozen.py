@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils.operations import ConvertOutputsToFp32
-from common import print_table
+from harness import print_table
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

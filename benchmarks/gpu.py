@@ -29,10 +29,10 @@ from typing import Any
 
 import psutil
 import torch
-from common import RESULTS, ROOT, as_words, kill_with_children, machine
 from gpu_items import ITEMS, Item
 from gpu_settings import Settings
 from gpu_tables import print_tables
+from harness import RESULTS, ROOT, as_words, kill_with_children, machine
 
 EXIT_USER_MISTAKE, EXIT_TERMINATED = 2, 143
 WORKER = (sys.executable, str(ROOT / "benchmarks" / "gpu_items.py"))

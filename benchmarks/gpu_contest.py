@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import ROOT, flops_per_token, median, spread
 from gpu_settings import Row, Settings
 from gpu_steps import free_memory, peak_flops
+from harness import ROOT, flops_per_token, median, spread
 from turns import Contestant, other, ours, take_turns
 
 from data.corpus import prepare_corpus

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from common import spread
 from gpu_settings import Row, Settings
 from gpu_steps import counted_memory, free_memory, the_device, wait_for_device
+from harness import spread
 from loss import SMOLLM2, ours, theirs
 from measured import PeakMemory
 from torch import Tensor, nn

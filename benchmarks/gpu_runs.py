@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from common import ROOT, kill_with_children, launch, median
 from gpu_contest import config_file, prepare
 from gpu_settings import Row, Settings
+from harness import ROOT, kill_with_children, launch, median
 from safetensors.torch import load_file
 from snapshots import stall_and_durable
 

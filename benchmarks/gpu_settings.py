@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from common import SHAPES, overrides
+from harness import SHAPES, overrides
 
 Row = dict[str, Any]
 """The cells of a row of a table, by their headers."""

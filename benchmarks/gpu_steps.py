@@ -23,7 +23,7 @@ from accelerate.utils import (
     FullyShardedDataParallelPlugin,
     TorchDynamoPlugin,
 )
-from common import median, spread
+from harness import median, spread
 
 from config.compose import load_config
 from config.schema import OptimConfig, RunConfig, gpt_config

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common import print_table
 from gpu_items import Item, Row
+from harness import print_table
 
 SHARES = ("MFU", "stall / 100 steps")
 """Columns that are printed in percent."""

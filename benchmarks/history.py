@@ -18,7 +18,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from common import SHAPES, as_words, machine, print_table, save
+from harness import SHAPES, as_words, machine, print_table, save
 from history_run import BATCHES, Run
 from history_upload import measure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from common import ROOT, SHAPES, overrides
+from harness import ROOT, SHAPES, overrides
 
 sys.path.insert(0, str(ROOT))
 

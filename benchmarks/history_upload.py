@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import psutil
-from common import ROOT
+from harness import ROOT
 from history_run import EVERY, Run, append_history
 
 sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "support" / "hub")]

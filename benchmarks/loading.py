@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import psutil
-from common import ROOT, as_words, launch, machine, print_table, save
+from harness import ROOT, as_words, launch, machine, print_table, save
 from measured import PeakMemory, local_bytes
 
 sys.path.insert(0, str(ROOT))

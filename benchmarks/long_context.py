@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from common import ROOT, print_table
+from harness import ROOT, print_table
 
 sys.path.insert(0, str(ROOT))
 

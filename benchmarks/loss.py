@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import print_table, spread
+from harness import print_table, spread
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, as_words, machine, median, print_table, spread
+from harness import ROOT, as_words, machine, median, print_table, spread
 
 SHAPES = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 4), (4, 2))
 """Processes, and how many of them share a copy: 1 is DDP, all of them FSDP."""
@@ -117,7 +117,7 @@ def run(root: Path, *words: object) -> str:
     """What this script prints with the code of a checkout."""
     # A script's own folder is searched first: a copy of it finds the other checkout's code.
     with tempfile.TemporaryDirectory() as place:
-        for name in ("muon.py", "common.py"):
+        for name in ("muon.py", "harness.py"):
             (Path(place) / name).write_text((ROOT / "benchmarks" / name).read_text())
         command = [sys.executable]
         if words[0] == "work":

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from common import ROOT, as_words, machine, median, print_table, save, spread
+from harness import ROOT, as_words, machine, median, print_table, save, spread
 
 sys.path.insert(0, str(ROOT))
 from model import new_weights

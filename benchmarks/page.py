@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from common import RESULTS, ROOT, SHAPES, flops_per_token, markdown_table, median
+from harness import RESULTS, ROOT, SHAPES, flops_per_token, markdown_table, median
 
 PAGE = ROOT / "docs/performance.md"
 BEGIN = "<!-- begin of python benchmarks/page.py -->\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
-from common import ROOT, as_words, machine, print_table
+from harness import ROOT, as_words, machine, print_table
 
 import data.pieces  # noqa: F401  (benchmarks/ has a data.py of its own)
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import SHAPES, as_words, machine, median, overrides, print_table, save, spread
+from harness import SHAPES, as_words, machine, median, overrides, print_table, save, spread
 from turns import Contestant, ours, take_turns
 
 CONFIGS = {"DDP": "ddp_cpu.yaml", "FSDP": "fsdp_cpu.yaml"}

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from common import ROOT, launch, median, print_table, save, spread
+from harness import ROOT, launch, median, print_table, save, spread
 
 sys.path.insert(0, str(ROOT))
 

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from common import (
+from harness import (
     ROOT,
     SHAPES,
     as_words,

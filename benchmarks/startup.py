@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import psutil
-from common import (
+from harness import (
     ROOT,
     as_words,
     kill_with_children,

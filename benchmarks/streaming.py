@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import as_words, machine, print_table, save
+from harness import as_words, machine, print_table, save
 from streaming_kills import resume
 from streaming_texts import ROW_BYTES, made_up_rows, text_of, write_parquet
 from streaming_waits import waits

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common import print_table
+from harness import print_table
 from streaming_texts import WEIGHTS, text_of, write_parquet
 
 KILLS, ROWS, BUFFER, EVERY = 20, (14_000, 6_000), 1000, 500

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from common import ROOT
+from harness import ROOT
 from pyarrow import parquet
 
 sys.path.insert(0, str(ROOT))

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, median, print_table, spread
+from harness import ROOT, median, print_table, spread
 from streaming_texts import ROW_BYTES, made_up_rows, write_parquet
 
 FIRST, LAST = 100, 800

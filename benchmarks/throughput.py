@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import (
+from harness import (
     ROOT,
     SHAPES,
     as_words,

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, as_words, commit_of, launch, machine, median, print_table, save, spread
+from harness import ROOT, as_words, commit_of, launch, machine, median, print_table, save, spread
 
 SHAKESPEARE, DOCS = "shakespeare", "python-docs"
 BEFORE = "before"

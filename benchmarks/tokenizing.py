@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import quantiles
 
-from common import ROOT, as_words, machine, print_table, save
+from harness import ROOT, as_words, machine, print_table, save
 
 sys.path.insert(0, str(ROOT))
 

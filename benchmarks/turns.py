@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, launch
+from harness import ROOT, launch
 
 SCRIPT = "benchmarks/contestants.py"
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from common.printable import printable, redact_urls
 from config.problems import Problems, is_storable, value_of, why_not_storable
 from config.schema import TEXT_KEYS, Config, ModelConfig, is_preset, other_model, tokenizer_of
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
 from data.order import WHOLE, shares_of
-from data.printable import printable, redact_urls
 from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size

@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from common.printable import redact_urls
 from config.schema import Config
-from data.printable import redact_urls
 from data.public_names import public_config
 
 FOLDERS_OF_TEXT = ("source", "mix")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.printable import printable
 from data.columns import TextColumn
 from data.command import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.errors import DataError, TextUnreachable
 from data.pieces import utf8_bytes
-from data.printable import printable
 from data.progress import Progress
 from data.reading.access import Access
 from data.reading.formats import reader_of

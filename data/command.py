@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from data.printable import printable
+from common.printable import printable
 
 EXIT_FAILED, EXIT_USER_MISTAKE, EXIT_INTERRUPTED = 1, 2, 130
 EXIT_NOT_READ = 141

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import data.prepare
+from common.shared_files import make_once, remove_abandoned
 from data.columns import CONVERSATIONS, MASKED, PACKED, MessagesColumn, TextColumn
 from data.documents import Documents
 from data.errors import BrokenText, DataError, cache_error
@@ -22,7 +23,6 @@ from data.loader import EndlessText
 from data.prepare import Preparation
 from data.prepared import ALL_HELD_OUT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
-from data.shared_files import make_once, remove_abandoned
 from data.sources import Source, open_source
 from data.subwords import SubwordTokenizer
 from data.token_file import TokenStream

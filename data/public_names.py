@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from data.printable import redact_urls
+from common.printable import redact_urls
 from data.reading.content import suffixes
 from data.reading.formats import FORMATS
 

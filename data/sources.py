@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from common.printable import redact_urls
 from data.columns import TextColumn
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
-from data.printable import redact_urls
 from data.progress import Progress
 from data.reading.access import Access, local_file, unreadable_file
 from data.reading.content import suffixes

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from common.printable import redact_urls
 from config.compose import load_config
 from config.removed import removed_option
 from config.schema import Config, ConfigError
 from config.stored import as_plain
-from data.printable import redact_urls
 from proving.attempts import Launch
 from proving.lines import GREEN, GREY, RED, Line
 from proving.proof import Proof

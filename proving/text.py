@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.printable import printable
 from config.schema import Config
 from data.corpus import Corpus
 from data.documents import Documents
 from data.order import mixed
-from data.printable import printable
 from data.token_file import TokenStream
 from model.head import IGNORED
 from proving.rows import Rows

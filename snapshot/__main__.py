@@ -21,8 +21,8 @@ from collections import Counter
 from pathlib import Path
 
 from browser.space import make_space
+from common.printable import printable
 from config.removed import removed_option
-from data.printable import printable
 from model.family import ModelConfig
 from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits

@@ -10,7 +10,7 @@ from typing import Any
 
 import huggingface_hub  # imports the rest at its first use
 
-from data.printable import printable
+from common.printable import printable
 from data.public_names import public_name
 from model.family import ModelConfig
 from snapshot.config_values import value_of

@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from data.printable import printable, redact_urls
+from common.printable import printable, redact_urls
 
 RETRY_AFTER = "hidden_retry_after"
 """The extension of a response that holds a delay which is hidden from the Hub client."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data.printable import printable
+from common.printable import printable
 
 MOST_BYTES = 4 << 20
 """Enough for thousands of events or samples."""

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from huggingface_hub.utils._xet import abort_xet_session
 from tqdm import tqdm
 
-from data.printable import redact_urls
+from common.printable import redact_urls
 from snapshot.errors import SnapshotError
 from store.disk import files_below, give_name, make_folders
 from store.errors import (

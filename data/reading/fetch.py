@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from common.printable import redact_urls
+from common.shared_files import remove_abandoned, temporary_name
 from data.errors import DataError, TextUnreachable, cache_error
-from data.printable import redact_urls
 from data.progress import Progress
 from data.reading.access import Access, local_file
 from data.reading.content import HEAD_BYTES
 from data.reading.groups import DataFile
 from data.reading.waiting import Refused
-from data.shared_files import remove_abandoned, temporary_name
 
 PIECE_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20

@@ -19,6 +19,7 @@ import httpx2
 from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
+from common.shared_files import digest_of, keep, kept
 from data.errors import DataError, reason_of
 from data.progress import Progress
 from data.reading.access import OID, Access
@@ -26,7 +27,6 @@ from data.reading.content import suffixes
 from data.reading.fetch import copy_files
 from data.reading.groups import TRAIN, DataFile
 from data.reading.waiting import LOG_IN, Unanswered, failure_of
-from data.shared_files import digest_of, keep, kept
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 """A data set; one split of its default configuration is read."""

@@ -19,9 +19,9 @@ from typing import Any
 
 import fsspec
 
+from common.printable import redact_urls
 from data.columns import TextColumn
 from data.errors import BrokenText, DataError
-from data.printable import redact_urls
 from data.progress import Progress
 from data.reading.access import HTTP, Access, local_file, version_of
 from data.reading.content import COMPRESSIONS, suffixes

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, Protocol
 
+from common.shared_files import digest_of, keep, kept
 from data.columns import TextColumn
 from data.errors import BadRow, BrokenText, reason_of
 from data.reading.access import Access
@@ -24,7 +25,6 @@ from data.reading.content import (
     refuse_uncompressed,
 )
 from data.reading.groups import DataFile, Group
-from data.shared_files import digest_of, keep, kept
 
 AHEAD_BYTES = 32 << 20
 """What is requested at once of a file that is read from its beginning to its end."""

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import httpx2
 
+from common.printable import redact_urls
 from data.errors import DataError, TextUnreachable, reason_of
-from data.printable import redact_urls
 
 Answer = TypeVar("Answer")
 TIMEOUT_SECONDS = 20.0

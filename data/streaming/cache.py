@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from common.shared_files import NO_LOCKS, acquire, file_lock, remove_abandoned, temporary_name
 from data.round_trip import RoundTrip
-from data.shared_files import NO_LOCKS, acquire, file_lock, remove_abandoned, temporary_name
 from data.token_file import TokenFile, TokenRows, write_tokens
 
 SUFFIX = ".tokens"

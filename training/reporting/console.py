@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from data.printable import printable, redact_urls
+from common.printable import printable, redact_urls
 from training.reporting.events import Events
 from training.reporting.machine import Speed
 

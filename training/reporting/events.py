@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from threading import Lock
 
-from data.printable import printable, redact_urls
+from common.printable import printable, redact_urls
 from snapshot.disk.files import expanded, write_whole
 from store.events import (
     KINDS,

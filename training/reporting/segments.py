@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data.printable import printable
+from common.printable import printable
 from snapshot.errors import SnapshotError
 from store.records import SEGMENT_STEPS, segment_path
 from training.reporting.metrics import (

@@ -18,8 +18,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
+from common.shared_files import acquire, file_lock
 from config.schema import ConfigError
-from data.shared_files import acquire, file_lock
 from snapshot.disk.files import TEMPORARY_PREFIX, manifest_entries, snapshot_folders, snapshots_in
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.errors import SnapshotError

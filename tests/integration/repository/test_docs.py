@@ -113,7 +113,7 @@ def read_python(command: Command) -> None:
         evaluate.parse(given)
     elif words[0].startswith("benchmarks/"):
         options = {word for word in given if word.startswith("--")}
-        sources = [(ROOT / words[0]).read_text(), (ROOT / "benchmarks" / "common.py").read_text()]
+        sources = [(ROOT / words[0]).read_text(), (ROOT / "benchmarks" / "harness.py").read_text()]
         for option in options:
             assert any(f'"{option}"' in source for source in sources), option
 

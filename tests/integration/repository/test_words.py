@@ -27,7 +27,17 @@ PRIVATE = {
 SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "prove.py", "trace.py")
 PATHS = [ROOT / name for name in (*SCRIPTS, "README.md")] + [
     path
-    for room in ("cloud", "config", "data", "model", "planning", "snapshot", "tracing", "training")
+    for room in (
+        "cloud",
+        "common",
+        "config",
+        "data",
+        "model",
+        "planning",
+        "snapshot",
+        "tracing",
+        "training",
+    )
     for path in tracked(room)
     if path.suffix in (".py", ".yaml")
 ]

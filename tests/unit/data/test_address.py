@@ -9,7 +9,7 @@ import pytest
 
 import hubs
 import runs
-from data.printable import redact_urls
+from common.printable import redact_urls
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ PREPARING = """
 import sys
 from pathlib import Path
 import data.corpus
-import data.shared_files
+import common.shared_files
 import data.encode
 import data.prepare
 import data.progress
@@ -315,7 +315,7 @@ def build(*args):
     return really_build(*args)
 
 really_build, data.prepare.build = data.prepare.build, build
-really_acquired, data.shared_files.acquire = data.shared_files.acquire, acquire
+really_acquired, common.shared_files.acquire = common.shared_files.acquire, acquire
 corpus = data.corpus.prepare_corpus(
     sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2])
 )

@@ -19,13 +19,13 @@ import psutil
 import pytest
 
 import streams
+from common.shared_files import acquire, file_lock
 from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.reading.access import Access
 from data.reading.groups import DataFile, Group, GroupText, Listing
 from data.reading.listing import list_source
 from data.reading.rows import read_group
-from data.shared_files import acquire, file_lock
 from data.split import Split
 from data.streaming.cache import EncodedRows, TokenCache
 from data.streaming.streamed import fixed_tokenizer

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import common.shared_files
 import data.prepare
-import data.shared_files
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextLost
 from data.prepared import Damaged, load_prepared
@@ -273,7 +273,7 @@ def test_a_killed_preparation_blocks_nobody_without_locks(no_locks, source, tmp_
 
     # It could be another machine's that is still at work; a day later nobody is.
     assert left in folders(cache)
-    old = time.time() - data.shared_files.ABANDONED_SECONDS - 60
+    old = time.time() - common.shared_files.ABANDONED_SECONDS - 60
     os.utime(cache / left, (old, old))
     prepare(source, cache)
     assert len(folders(cache)) == 1
@@ -287,7 +287,7 @@ def test_what_another_machine_is_writing_is_left_alone(source, tmp_path):
     (name,) = folders(cache)
     theirs, mine = (
         f".{name}.elsewhere.0123.tmp",
-        data.shared_files.temporary_name(cache / name).name,
+        common.shared_files.temporary_name(cache / name).name,
     )
     (cache / theirs).mkdir()
     (cache / mine).mkdir()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import common.shared_files
 import data.reading.fetch
-import data.shared_files
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
@@ -99,7 +99,7 @@ def test_what_a_killed_download_left_goes_a_day_later(served, tmp_path):
     left, at_work = (data.reading.fetch.temporary_name(path) for _ in range(2))
     for half in (left, at_work):
         half.write_bytes(TEXT[:99])
-    old = time.time() - data.shared_files.ABANDONED_SECONDS - 60
+    old = time.time() - common.shared_files.ABANDONED_SECONDS - 60
     os.utime(left, (old, old))
 
     fetch_url(f"{address}/a.txt", tmp_path, Progress())

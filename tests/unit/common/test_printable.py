@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data.printable import printable
+from common.printable import printable
 
 
 def test_what_a_terminal_would_execute_is_shown_as_an_escape():

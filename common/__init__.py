@@ -1,0 +1,1 @@
+"""What every room uses: printing, files that are made once, and bytes from elsewhere."""
