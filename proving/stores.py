@@ -16,12 +16,11 @@ from proving.ends import KILLED
 from proving.lines import RED, Line, failed, passed, unchecked
 from proving.task import IN_UPLOAD, Outcome, Task
 from snapshot.errors import SnapshotError
-from snapshot.run_store import fetch_newest
 from store.errors import StoreError, Unsupported
-from store.fetch import fetch
+from store.fetch import fetch_newest, read_store
 from store.kinds import open_store
 from store.latest import remote_step
-from store.store import BRANCH, Store
+from store.store import Store, with_retries
 from training.exits import EXIT_DONE
 
 FIRST = 2
@@ -62,7 +61,8 @@ class Scratch:
         Raises StoreError and SnapshotError.
         """
         with TemporaryDirectory() as folder:
-            found = fetch_newest(self.store, BRANCH, Path(folder), fetch)
+            contents = with_retries(lambda: read_store(self.store))
+            found = fetch_newest(contents, Path(folder))
             if found.faults:
                 raise SnapshotError(found.faults[0])
             return remote_step(found.folder)

@@ -34,8 +34,7 @@ from snapshot.disk.shards import kept_in
 from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
-from snapshot.run_store import checked, fetch_newest
-from store.fetch import Contents, fetch, read_store
+from store.fetch import Contents, fetch_newest, read_store
 from store.kinds import named_store
 from store.latest import remote_step
 from store.store import Store, with_retries
@@ -194,11 +193,12 @@ def _kept(shape: ModelConfig, state: RunState) -> str:
 
 def _verify_remote(store: Store, revision: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        found = fetch_newest(store, revision, Path(folder), checked(fetch))
+        found = fetch_newest(with_retries(lambda: read_store(store, revision)), Path(folder))
+        assert found.contents is not None
         for fault in found.faults:
             _warn(f"not whole: {fault}.")
-        is_same = _describe(found.path, f"{found.repo.name} {found.folder}")
-    folders = found.repo.folders()
+        is_same = _describe(found.path, f"{found.contents.name} {found.folder}")
+    folders = found.contents.folders()
     older = folders[folders.index(found.folder) + 1 :]
     if older:
         _show(f"older     {', '.join(older)}: not downloaded, so not verified")

@@ -40,7 +40,7 @@ from snapshot.disk.model import (
 )
 from snapshot.disk.reading import TIE, TensorReader, files_of, has_own_output
 from snapshot.errors import SnapshotError
-from snapshot.start import newest_snapshot
+from snapshot.source import newest_snapshot
 from store.errors import StoreError, StoreUnreachable
 from store.hub import Hub
 from store.kinds import named_repo

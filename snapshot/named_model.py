@@ -36,8 +36,8 @@ from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.start import newest_snapshot
-from store.fetch import fetch_for_sampling, newest_whole, read_store
+from snapshot.source import newest_snapshot
+from store.fetch import INFERENCE, fetch_newest, read_store
 from store.hub import Hub
 from store.kinds import NAMED_FILES, named_repo
 
@@ -116,8 +116,9 @@ def _find(name: str) -> NamedModel:
     if (named := named_repo(name)) is not None:
         repo = read_store(Hub(named[0], TIMEOUT_SECONDS), named[1])
         if repo.folders():
-            found = newest_whole(repo, fetch_for_sampling)
-            name = f"{found.repo.name}, {found.path.name}"
+            found = fetch_newest(repo, wanted=INFERENCE)
+            assert found.contents is not None
+            name = f"{found.contents.name}, {found.path.name}"
             return _ours(name, found.path, from_hub=True)
     return _other(name)
 

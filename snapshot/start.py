@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,33 +14,19 @@ from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
     TEMPORARY_PREFIX,
-    expanded,
     folder_name,
     manifest_sha256,
     newest_verified,
-    snapshot_folders,
     snapshots_in,
-    visible,
 )
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
-from snapshot.run_store import (
-    Fetch,
-    RemoteSnapshot,
-    RunStore,
-    StateCheck,
-    checked,
-    fetch_newer,
-    fetch_newest,
-    open_repo,
-    skipped,
-    with_newest,
-)
+from snapshot.run_store import RunStore, contents_at_start, with_newest
+from snapshot.source import RemoteSnapshot, find
 from store.errors import StoreError, StoreUnreachable
-from store.fetch import PARTIAL, Contents, NoneWhole, fetch
-from store.kinds import named_store
-from store.latest import Latest, remote_step
+from store.fetch import ALL, PARTIAL, Contents, NoneWhole, StateCheck, fetch_newest
+from store.latest import Latest
 
 METRICS = "metrics.jsonl"
 """In a run's directory: the metrics of its steps."""
@@ -56,22 +44,22 @@ class Start:
     reason: str
     """Which snapshot and why, for the header."""
     warnings: tuple[str, ...] = ()
-    """Problems with newer snapshots that were skipped, and with the Hub."""
+    """Problems with newer snapshots that were skipped, and with the store."""
     fetched: bool = False
-    """Whether the snapshot was downloaded from the run's own repo."""
+    """Whether the snapshot was downloaded from the run's own store."""
     remote: RemoteSnapshot | None = None
-    """The same snapshot on the Hub, for machines that do not have it."""
-    repo: Contents | None = None
-    """The run's own repo as it was at the start; None if it could not be read."""
+    """The same snapshot in a store, for machines that do not have it."""
+    contents: Contents | None = None
+    """What the run's own store held at the start; None if it could not be read."""
 
     @property
     def known_latest(self) -> Latest | None:
-        """`latest.json` of the run's own repo; None if there is none, or it could not be read."""
-        return None if self.repo is None else self.repo.latest
+        """`latest.json` of the run's own store; None if there is none, or it was not read."""
+        return None if self.contents is None else self.contents.latest
 
     @property
     def is_whole(self) -> bool:
-        """False if `folder` has no more yet than what `fetch_small` has downloaded."""
+        """False if `folder` has no more yet than the small files."""
         return self.folder is None or PARTIAL not in self.folder.parts
 
     def is_in(self, run_dir: Path) -> bool:
@@ -88,30 +76,29 @@ class Start:
 def choose_start(
     run_dir: Path,
     resume: str,
-    store: RunStore | None = None,
+    own: RunStore | None = None,
     timeout: float = 60.0,
     refuse: StateCheck = lambda state: None,
-    fetch: Fetch = fetch,
+    wanted: re.Pattern[str] = ALL,
 ) -> Start:
-    """The start that `snapshot.resume` (auto, a folder or a repo) means for this run.
+    """The start that `snapshot.resume` (auto, or a name as for `find`) means for this run.
 
-    `store` is the run's own repo. `timeout` is that of requests to a named repo, in seconds.
-    `refuse` raises OtherRun for a state before its snapshot is downloaded by `fetch`: all of it, or
-    first what describes it.
+    `own` is the run's own store. `timeout` is that of requests to a named one, in seconds. `refuse`
+    raises OtherRun for a state, before more of its snapshot is downloaded: what is `wanted`.
 
     Only the process that writes to `run_dir` may call this: it removes what a killed process left.
 
     Raises SnapshotError if the start would lose or mix runs: a named snapshot is damaged, no
-    snapshot of the run verifies, or the directory or the repo holds another run. Raises
-    StoreError if the run cannot begin without the Hub.
+    snapshot of the run verifies, or the directory or the store holds another run. Raises StoreError
+    if the run cannot begin without its store.
     """
     root = snapshots_in(run_dir)
     remove_leftovers(root)
-    fetch = checked(fetch, refuse)
-    start = _own_newest(root, store, fetch)
+    start = _own_newest(root, own, refuse, wanted)
     # If an earlier attempt of this command began there, the named snapshot may be gone.
-    if resume != "auto" and _began_from(start.state) != public_resume(resume):
-        named = _named_snapshot(resume, root, timeout, fetch)
+    began_from = None if start.state is None else value_of(start.state.config, "snapshot.resume")
+    if resume != "auto" and began_from != public_resume(resume):
+        named = _named(resume, root, timeout, refuse, wanted)
         start = _branch(start, named, run_dir, resume)
     if start.state is not None:
         refuse(start.state)
@@ -125,14 +112,15 @@ def has_steps(run_dir: Path) -> bool:
     return False
 
 
-def _own_newest(root: Path, store: RunStore | None, fetch: Fetch) -> Start:
-    """The newest whole snapshot of this run, on this disk or in its repo."""
+def _own_newest(
+    root: Path, own: RunStore | None, refuse: StateCheck, wanted: re.Pattern[str]
+) -> Start:
+    """The newest whole snapshot of this run, on this disk or in its store."""
     newest, faults = newest_verified(root, check_snapshot)
     state = None if newest is None else read_state(newest)
-    if store is None:
-        start = Start(newest, state, f"{newest}, the newest of this run", skipped(faults))
-    else:
-        start = newest_of_disk_and_repo(store, newest, state, root, skipped(faults), fetch)
+    start = Start(newest, state, f"{newest}, the newest of this run", _skipped(faults))
+    if own is not None:
+        start = newest_of_disk_and_store(own, start, root, refuse, wanted)
     if start.folder is not None:
         return start
     if faults:
@@ -140,127 +128,108 @@ def _own_newest(root: Path, store: RunStore | None, fetch: Fetch) -> Start:
             f"none of the {len(faults)} snapshots in {root} is whole: {faults[0].rstrip('.')}. "
             f"Restore one from a copy, or move {root.parent} away to start over."
         )
-    if has_steps(root.parent):
-        start = replace(start, warnings=(*start.warnings, _without_snapshots(root)))
-    return replace(start, reason="the beginning: no snapshot yet")
-
-
-def _without_snapshots(root: Path) -> str:
-    """A warning for a run that has steps but no snapshot: it was killed before the first one.
-
-    Raises SnapshotError if even the snapshot folder is missing: a run creates it before step 1.
-    """
-    if not root.exists():
-        raise SnapshotError(
-            f"{root.parent} has the {METRICS} of a run, but its snapshots are gone: there is no "
-            f"{root}. Restore that from a copy, or move {root.parent} away to start over."
+    warnings = start.warnings
+    if has_steps(root.parent):  # killed before its first snapshot
+        if not root.exists():  # a run creates it before step 1
+            raise SnapshotError(
+                f"{root.parent} has the {METRICS} of a run, but its snapshots are gone: there is "
+                f"no {root}. Restore that from a copy, or move {root.parent} away to start over."
+            )
+        warnings += (
+            f"{root.parent / METRICS} has steps, but {root} has no snapshot: the run begins again "
+            "at step 1.",
         )
-    return (
-        f"{root.parent / METRICS} has steps, but {root} has no snapshot: the run begins again at "
-        "step 1."
-    )
+    return replace(start, reason="the beginning: no snapshot yet", warnings=warnings)
 
 
-def newest_of_disk_and_repo(
-    store: RunStore,
-    newest: Path | None,
-    state: RunState | None,
+def newest_of_disk_and_store(
+    own: RunStore,
+    local: Start,
     root: Path,
-    warnings: tuple[str, ...],
-    fetch: Fetch = fetch,
+    refuse: StateCheck | None = None,
+    wanted: re.Pattern[str] = ALL,
 ) -> Start:
-    """The newer of two snapshots: the newest on this disk, and the repo's, downloaded to `root`.
+    """The newer of `local`, the newest on this disk, and the store's, downloaded to `root`.
 
-    With `store.for_all` it is the repo's newest, because other machines can have no other; one that
-    only this disk has is uploaded first. Raises SnapshotError if the repo holds something else, or
-    if neither has a whole snapshot but the repo should; StoreError if this disk has no snapshot and
-    the Hub cannot tell whether it has, or if that upload fails; what `fetch` raises for the
-    snapshot of another run.
+    With `own.for_all` it is the store's newest, because other machines can have no other; one that
+    only this disk has is uploaded first. Raises SnapshotError if the store holds something else, or
+    if neither has a whole snapshot but the store should; StoreError if this disk has no snapshot
+    and it is unknown whether the store has, or if that upload fails; what `refuse` raises.
     """
-    can_do_without = newest is not None and not store.for_all
-    repo, faults = open_repo(store, can_do_without)
-    warnings += faults
-    if store.for_all and repo is not None and newest is not None and state is not None:
-        repo = with_newest(store, repo, newest, state)
-        newest, state = _also_in_repo(newest, state, repo, root)
-    local = Start(newest, state, f"{newest}, the newest of this run", warnings, repo=repo)
-    latest, local_step = local.known_latest, -1 if state is None else state.step
-    if repo is None or latest is None:
+    can_do_without = local.folder is not None and not own.for_all
+    contents, faults = contents_at_start(own, can_do_without)
+    if own.for_all and contents is not None and local.folder is not None:
+        assert local.state is not None
+        contents = with_newest(own, contents, local.folder, local.state)
+        local = _also_in_store(local, contents, root)
+    local = replace(local, contents=contents, warnings=local.warnings + faults)
+    latest, state = local.known_latest, local.state
+    if contents is None or latest is None:
         return local
     if state is not None and latest.run_id != state.run_id:
-        if store.takeover:
+        if own.takeover:
             return local
         raise SnapshotError(
-            f"{store.key} holds another run than {root.parent}, at step {latest.step}. To continue "
-            "the local run, name another repo, or replace what this one holds with "
-            "hub.takeover=true; to continue the run in the repo, give another run.name (and "
+            f"{own.key} holds another run than {root.parent}, at step {latest.step}. To continue "
+            "the local run, name another store, or replace what this one holds with "
+            "hub.takeover=true; to continue the run in the store, give another run.name (and "
             "run.dir, if that is set)."
         )
-    if newest is not None and latest.step <= local_step:
-        same = latest.manifest_sha256 == manifest_sha256(newest)
+    if local.folder is not None and state is not None and latest.step <= state.step:
+        same = latest.manifest_sha256 == manifest_sha256(local.folder)
         return replace(
             local,
-            reason=f"{local.reason}; {store.store.name} has step {latest.step}",
-            remote=RemoteSnapshot.of(repo, latest.folder) if same else None,
+            reason=f"{local.reason}; {own.store.name} has step {latest.step}",
+            remote=RemoteSnapshot.of(contents, latest.folder) if same else None,
         )
+    step = -1 if state is None else state.step
     try:
-        found = fetch_newer(repo, local_step, root, fetch)
+        found = fetch_newest(contents, root, wanted, refuse, after=step)
     except NoneWhole as error:
-        if newest is None:
-            fault = f"{str(error).rstrip('.')}. Start again in another repo."
+        if state is None:
+            fault = f"{str(error).rstrip('.')}. Start again in another store."
             raise SnapshotError(fault) from error
-        return replace(local, warnings=warnings + skipped(error.faults))
+        return replace(local, warnings=local.warnings + _skipped(error.faults))
     except (StoreError, DiskFault) as error:
         if not can_do_without:
             raise
-        fault = f"step {latest.step} of {repo.name} could not be fetched: {str(error).rstrip('.')}."
-        return replace(local, warnings=(*warnings, fault))
-    why = "there is none here" if newest is None else f"newer than step {local_step} here"
-    if store.for_all:
+        what = f"step {latest.step} of {contents.name} could not be fetched"
+        fault = f"{what}: {str(error).rstrip('.')}."
+        return replace(local, warnings=(*local.warnings, fault))
+    why = "there is none here" if state is None else f"newer than step {step} here"
+    if own.for_all:
         why = "the newest that all machines can have"
+    assert found.contents is not None
     return Start(
         found.path,
         read_state(found.path),
-        f"{found.path}, fetched from {found.repo.name}: {why}",
-        warnings + skipped(found.faults),
+        f"{found.path}, fetched from {found.contents.name}: {why}",
+        local.warnings + _skipped(found.faults),
         fetched=True,
-        remote=RemoteSnapshot.of(found.repo, found.folder),
-        repo=found.repo,
+        remote=RemoteSnapshot.of(found.contents, found.folder),
+        contents=found.contents,
     )
 
 
-def _also_in_repo(
-    newest: Path, state: RunState, repo: Contents, root: Path
-) -> tuple[Path | None, RunState | None]:
-    """The newest snapshot of the repo if this disk has it, too; the run of another repo stays."""
-    latest = repo.latest
-    if latest is None or latest.run_id != state.run_id:
-        return newest, state
-    for folder in (newest, root / folder_name(latest.step)):
+def _also_in_store(local: Start, contents: Contents, root: Path) -> Start:
+    """`local` if the store has it, too, or what the store has; the run of another store stays."""
+    assert local.folder is not None
+    latest = contents.latest
+    if latest is None or local.state is None or latest.run_id != local.state.run_id:
+        return local
+    for folder in (local.folder, root / folder_name(latest.step)):
         with suppress(SnapshotError, OSError):
             if manifest_sha256(folder) == latest.manifest_sha256:
-                return folder, check_snapshot(folder)
-    return None, None
+                state, reason = check_snapshot(folder), f"{folder}, the newest of this run"
+                return replace(local, folder=folder, state=state, reason=reason)
+    return replace(local, folder=None, state=None)
 
 
-def _began_from(state: RunState | None) -> object:
-    """What `snapshot.resume` was when the run began."""
-    return None if state is None else value_of(state.config, "snapshot.resume")
-
-
-def _named_snapshot(resume: str, root: Path, timeout: float, fetch: Fetch) -> Start:
-    path = visible(expanded(resume))
-    remote = None if path.exists() else named_store(resume, timeout)
-    if not path.exists() and remote is None:
-        raise SnapshotError(
-            f"snapshot.resume={resume} must be auto, a folder that exists, a repo of the "
-            "Hub (owner/name or owner/name@revision) or a bucket (hf://buckets/owner/name)."
-        )
+def _named(
+    resume: str, root: Path, timeout: float, refuse: StateCheck, wanted: re.Pattern[str]
+) -> Start:
     try:
-        if remote is None:
-            folder = newest_snapshot(path)
-            return Start(folder, read_state(folder), f"{folder}, as snapshot.resume asks")
-        found = fetch_newest(*remote, root / ORIGIN, fetch)
+        found = find(resume, timeout).fetch(root / ORIGIN, wanted, refuse)
     except (OtherRun, DiskFault):
         raise
     except StoreUnreachable as error:
@@ -273,12 +242,17 @@ def _named_snapshot(resume: str, root: Path, timeout: float, fetch: Fetch) -> St
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "
             "a run's folder, or its repo."
         ) from error
+    state = read_state(found.path)
+    where, remote = f"{found.path}", None
+    if found.contents is not None:
+        where = f"{resume}, step {state.step}"
+        remote = RemoteSnapshot.of(found.contents, found.folder)
     return Start(
         found.path,
-        read_state(found.path),
-        f"{resume}, step {remote_step(found.folder)}, as snapshot.resume asks",
-        skipped(found.faults),
-        remote=RemoteSnapshot.of(found.repo, found.folder),
+        state,
+        f"{where}, as snapshot.resume asks",
+        _skipped(found.faults),
+        remote=remote,
     )
 
 
@@ -292,7 +266,7 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
     origin = manifest_sha256(named.folder)
     if own.folder is None:
         named.state.origin, named.state.run_id = origin, uuid.uuid4().hex
-        return replace(named, warnings=own.warnings + named.warnings, repo=own.repo)
+        return replace(named, warnings=own.warnings + named.warnings, contents=own.contents)
     assert own.state is not None
     if own.state.origin == origin or manifest_sha256(own.folder) == origin:
         return own
@@ -301,10 +275,10 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
         if own.state.run_id == named.state.run_id
         else f"already holds another run, at step {own.state.step}"
     )
-    where = run_dir if own.repo is None or own.remote is None else own.repo.store.key
+    where = run_dir if own.contents is None or own.remote is None else own.contents.store.key
     remedy = "To start a new run there, give it another run.name (and run.dir, if that is set)"
-    if own.repo is not None:  # which has the newer snapshots as well, and a start fetches them
-        remedy += f", and another {own.repo.store.key.partition('=')[0]}"
+    if own.contents is not None:  # which has the newer snapshots as well, and a start fetches them
+        remedy += f", and another {own.contents.store.key.partition('=')[0]}"
     elif own.state.run_id == named.state.run_id:
         remedy += (
             ". To return to that step in this run, remove its newer snapshots from "
@@ -313,24 +287,14 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
     raise SnapshotError(f"snapshot.resume={resume}, but {where} {relation}. {remedy}.")
 
 
-def newest_snapshot(path: Path) -> Path:
-    """The snapshot at `path`, or the newest verified one of the run at `path`.
-
-    Raises SnapshotError if there is none.
-    """
-    for root in (snapshots_in(path), path):
-        if snapshot_folders(root):
-            newest, faults = newest_verified(root, check_snapshot)
-            if newest is None:
-                raise SnapshotError(f"{path} has no whole snapshot: {'; '.join(faults)}")
-            return newest
-    check_snapshot(path)
-    return path
-
-
 def folder_for_step(path: Path, step: int) -> Path:
     """The folder that `newest_snapshot(path)` returns, if its step is `step`; reads no file."""
     for root in (snapshots_in(path), path):
         if (root / folder_name(step)).is_dir():
             return root / folder_name(step)
     return path
+
+
+def _skipped(faults: Iterable[str]) -> tuple[str, ...]:
+    """Warnings about snapshots that are not whole."""
+    return tuple(f"{fault.rstrip('.')}; skipped." for fault in faults)

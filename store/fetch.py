@@ -1,4 +1,4 @@
-"""Downloads of snapshots from the Hub, verified before they are used.
+"""What a store holds at a commit, and downloads of its snapshots, verified before they are used.
 
 Only files whose names a manifest may list are downloaded, and only if they have the manifest's
 sizes. The snapshot's folder becomes visible when all of it is verified.
@@ -7,25 +7,24 @@ sizes. The snapshot's folder becomes visible when all of it is verified.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.files import (
-    LARGEST_JSON_BYTES,
     MANIFEST,
     SYSTEM_FILES,
-    check_file,
-    entries_in,
     folder_name,
     manifest_entries,
-    parse_json,
+    sha256_of,
 )
-from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.pruning import make_way, remove_folder
-from snapshot.disk.state import STATE, RunState, state_in
+from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import NoFile, NoRevision
@@ -35,13 +34,19 @@ from store.store import BRANCH, RemoteFile, Store, with_retries
 
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
-NOT_FOR_SAMPLING = "optimizer"
-"""The prefix of the files that inference does not need."""
+ALL = re.compile(r".+")
+INFERENCE = re.compile(r"(?!optimizer).+")
+SMALL = re.compile(r".+(?<!\.safetensors)")
+"""The files of a snapshot without tensors: state, configuration, tokenizer."""
+MOST_HEADS = 10
+"""After so many, each pruned while it was downloaded, a reader ends."""
+StateCheck = Callable[[RunState], object]
+"""Raises SnapshotError for the state of a snapshot that an attempt must not resume from."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a repo at one commit."""
+    """The contents of a store at one commit."""
 
     store: Store
     commit: str
@@ -55,12 +60,12 @@ class Contents:
 
     @property
     def name(self) -> str:
-        """Repo and commit, for messages."""
+        """Store and commit, for messages."""
         return f"{self.store.name}@{self.commit[:8]}".rstrip("@")
 
     @property
     def lack(self) -> str:
-        """A sentence for a repo without snapshots."""
+        """A sentence for a store without snapshots."""
         reason = "" if self.fault is None else f": {self.fault}"
         return f"there is no snapshot in {self.name}{reason}."
 
@@ -69,9 +74,9 @@ class Contents:
         return self.store.folders(self.files, self.latest)
 
     def refusal(self) -> str | None:
-        """Why a run may not use the repo: it holds something that no run uploaded.
+        """Why a run may not use the store: it holds something that no run uploaded.
 
-        None if the repo belongs to a run, or is new.
+        None if the store belongs to a run, or is new.
         """
         if self.fault is not None and WRITTEN_BY_010 in self.fault:
             return f"{self.store.key} cannot be used: {self.fault}, and name another store."
@@ -92,7 +97,7 @@ class Contents:
 
 
 def read_store(store: Store, revision: str = BRANCH) -> Contents:
-    """Read the contents of a repo. Raises StoreError."""
+    """Read the contents of a store. Raises StoreError."""
     commit, private = store.head(revision)
     files = store.files(commit)
     try:
@@ -102,41 +107,58 @@ def read_store(store: Store, revision: str = BRANCH) -> Contents:
     return Contents(store, commit, private, files, latest, revision=revision)
 
 
-def fetch(repo: Contents, folder: str, root: Path) -> Path:
-    """Download a snapshot to `root` and verify it; returns its folder.
+def fetch(
+    contents: Contents,
+    folder: str,
+    root: Path | None = None,
+    wanted: re.Pattern[str] = ALL,
+    refuse: StateCheck | None = None,
+) -> Path:
+    """Download the `wanted` files of a snapshot and verify them; returns their folder here.
 
-    Raises SnapshotError if it is not valid, StoreError if the download fails.
+    All of it becomes a snapshot of `root`. A part of it stays in a hidden folder of `root`, from
+    which a later fetch continues; without `root`, in a cache. For a run that wants to resume,
+    `refuse` may raise OtherRun for its state, before anything else is downloaded.
+
+    Raises SnapshotError if it is not valid even when it is downloaded again, DiskFault if this disk
+    refuses it, StoreError if the download fails.
     """
-    target = root / PARTIAL
+    target = _cache_of(contents) if root is None else root / PARTIAL
     try:
-        downloaded = _twice(root, lambda: _download_verified(repo, folder, target))
+        try:
+            here = _download(contents, folder, target, wanted, refuse)
+        except (DiskFault, OtherRun):
+            raise
+        except SnapshotError:  # perhaps damaged in transit
+            if root is not None:
+                remove_partial(root)
+            here = _download(contents, folder, target, wanted, refuse, again=True)
+        if root is None or wanted is not ALL:
+            return here
         final = root / folder_name(remote_step(folder))
         with atomic_folder(root, final.name, make_way) as building:
-            for path in downloaded.iterdir():
+            for path in here.iterdir():
                 path.rename(building / path.name)
         remove_partial(root)
         return final
     except SnapshotError:
-        remove_partial(root)
+        if root is not None:
+            remove_partial(root)
         raise
     except OSError as error:
-        raise _disk_fault(repo, folder, root, error) from error
+        remedy = "Free some space there" if is_full(error) else "Make that folder writable"
+        raise DiskFault(
+            f"{folder} of {contents.name} cannot be written to {root or target}: "
+            f"{error.strerror}. {remedy}."
+        ) from error
 
 
-def _twice(root: Path, download: Callable[[], Path]) -> Path:
-    """Download to `root`, and all of it once more if it is damaged, perhaps in transit."""
-    try:
-        return download()
-    except SnapshotError:
-        remove_partial(root)
-        return download()
-
-
-def _disk_fault(repo: Contents, folder: str, root: Path, error: OSError) -> DiskFault:
-    remedy = "Free some space there" if is_full(error) else "Make that folder writable"
-    return DiskFault(
-        f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. {remedy}."
-    )
+def _cache_of(contents: Contents) -> Path | None:
+    """Where downloads from a store without commits are kept; None: in the Hub client's cache."""
+    if contents.commit:
+        return None
+    name = hashlib.sha256(contents.store.url.encode()).hexdigest()[:16]
+    return Path(constants.HF_HOME) / "stores" / name
 
 
 def remove_partial(root: Path) -> None:
@@ -145,195 +167,133 @@ def remove_partial(root: Path) -> None:
         remove_folder(root / PARTIAL)
 
 
-def fetch_for_sampling(repo: Contents, folder: str) -> Path:
-    """Download the files needed for inference to the Hub client's cache and verify them.
-
-    The cache stores equal files of several commits once, and `hf cache` lists and removes them.
-    Damaged files in it are downloaded again. Raises as `fetch` does.
-    """
-    try:
-        return _download_for_sampling(repo, folder)
-    except DiskFault:
-        raise
-    except SnapshotError:
-        return _download_for_sampling(repo, folder, again=True)
-
-
-def _download_for_sampling(repo: Contents, folder: str, again: bool = False) -> Path:
-    downloaded = _download_some(repo, folder, None, is_for_sampling, again)
-    check_model(downloaded)
-    return downloaded
-
-
-def fetch_small(repo: Contents, folder: str, root: Path) -> Path:
-    """Download the small files of a snapshot, with which a later `fetch` to `root` begins.
-
-    They are its state, configuration and tokenizer. Raises as `fetch` does.
-    """
-    try:
-        return _twice(root, lambda: _download_some(repo, folder, root / PARTIAL, is_small))
-    except OSError as error:
-        raise _disk_fault(repo, folder, root, error) from error
-
-
-def is_small(name: str) -> bool:
-    """Whether a file of a snapshot holds no tensors."""
-    return not name.endswith(".safetensors")
-
-
-def _download_some(
-    repo: Contents,
-    folder: str,
-    target: Path | None,
-    wanted: Callable[[str], bool],
-    again: bool = False,
-) -> Path:
-    """Download the wanted files of a snapshot as `_download` does, and verify them."""
-    downloaded = _download(repo, folder, target, wanted, again)
-    numbers = NumberChecks()
-    for name, (_, digest) in manifest_entries(downloaded).items():
-        if wanted(name):
-            check_file(downloaded / name, digest, numbers.read, f"{folder} of {repo.name}")
-    return downloaded
-
-
-def fetch_state(repo: Contents, folder: str) -> RunState:
-    """The state of a snapshot, of which nothing else is downloaded.
-
-    Raises SnapshotError and StoreError, and of a bucket OSError if there is no temporary folder.
-    """
-    name = f"{folder} of {repo.name}"
-    listed, content = _read_json(repo, f"{folder}/{MANIFEST}", f"{folder}/{STATE}")
-    manifest = parse_json(listed, f"{MANIFEST} in {name}")
-    _, digest = entries_in(manifest, f"{MANIFEST} in {name}").get(STATE, (0, ""))
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise SnapshotError(f"{name} is damaged: {STATE} is not as its manifest says")
-    state = state_in(parse_json(content, f"{STATE} in {name}"), name)
-    if state.step != remote_step(folder):
-        raise SnapshotError(f"{name} holds another step than its name says")
-    return state
-
-
-def _read_json(repo: Contents, *paths: str) -> list[bytes]:
-    for path in paths:
-        if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
-            raise SnapshotError(f"{repo.name} has no {path} of a valid size")
-    return [repo.store.read(repo.commit, path, LARGEST_JSON_BYTES) for path in paths]
-
-
-def is_for_sampling(name: str) -> bool:
-    """Whether a file of a snapshot is needed for inference."""
-    return not name.startswith(NOT_FOR_SAMPLING)
-
-
 def _download(
-    repo: Contents,
+    contents: Contents,
     folder: str,
     target: Path | None,
-    wanted: Callable[[str], bool] = lambda name: True,
+    wanted: re.Pattern[str],
+    refuse: StateCheck | None,
     again: bool = False,
 ) -> Path:
-    """Download the wanted files of a snapshot to `target`; returns the folder with them.
-
-    Sizes and hashes in the listing must match the manifest. Without `target`, the files go to the
-    Hub client's cache; with `again`, existing files are replaced.
-    """
-    inside = f"{folder}/"
+    """Download the wanted files of a snapshot, its state first, and verify them; their folder."""
+    place, inside = f"{folder} of {contents.name}", f"{folder}/"
     listed = {
         path.removeprefix(inside): file
-        for path, file in repo.files.items()
+        for path, file in contents.files.items()
         if path.startswith(inside) and SYSTEM_FILES.fullmatch(path.removeprefix(inside)) is None
     }
     manifest = listed.pop(MANIFEST, None)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
-        raise SnapshotError(f"{folder} of {repo.name} has no {MANIFEST} of a valid size")
-    downloaded = repo.store.download(repo.commit, inside + MANIFEST, target, again).parent
-    if target is not None:  # the client returns an absolute path, also for a relative folder
-        downloaded = target / folder
-    entries = manifest_entries(downloaded)
-    if unmatched := sorted(set(listed) ^ set(entries)):
-        raise SnapshotError(
-            f"{folder} of {repo.name}: {unmatched[0]} is missing, or not in the manifest"
-        )
-    for name, (size, digest) in entries.items():
-        if listed[name].size != size or listed[name].sha256 not in (digest, None):
-            raise SnapshotError(f"{folder} of {repo.name}: {name} is not as its manifest says")
-    files = {inside + name: listed[name] for name in entries if wanted(name)}
-    repo.store.download_all(repo.commit, files, target, again)
-    return downloaded
-
-
-def _download_verified(repo: Contents, folder: str, target: Path) -> Path:
-    """Download all files of a snapshot to `target` and verify them; returns their folder."""
+        raise SnapshotError(f"{place} has no {MANIFEST} of a valid size")
+    here = _get(contents, [inside + MANIFEST], target, again) / folder
     try:
-        downloaded = _download(repo, folder, target)
-        state = check_snapshot(downloaded)
-    except SnapshotError as error:  # name the repo, not the temporary folder
-        inside = str(target / folder)
-        raise SnapshotError(str(error).replace(inside, f"{folder} of {repo.name}")) from error
+        entries = manifest_entries(here)
+        if unmatched := sorted((set(listed) ^ set(entries)) | ({STATE} - set(entries))):
+            raise SnapshotError(f"{place}: {unmatched[0]} is missing, or not in the manifest")
+        for name, (size, digest) in entries.items():
+            if listed[name].size != size or listed[name].sha256 not in (digest, None):
+                raise SnapshotError(f"{place}: {name} is not as its manifest says")
+
+        def get(names: Sequence[str]) -> None:
+            _get(contents, [inside + name for name in names], target, again)
+            for name in names:
+                if sha256_of(here / name) != entries[name][1]:
+                    raise SnapshotError(f"{place} is damaged: the content of {name} has changed")
+
+        if refuse is not None:
+            get([STATE])
+            _check_state(contents, folder, read_state(here), refuse)
+        get([name for name in entries if wanted.fullmatch(name)])
+        if wanted is ALL:
+            check_snapshot(here)
+        elif wanted is INFERENCE:
+            check_model(here)
+        return here
+    except OtherRun:
+        raise
+    except SnapshotError as error:  # name the store, not the temporary folder
+        raise type(error)(str(error).replace(str(here), place)) from error
+
+
+def _check_state(contents: Contents, folder: str, state: RunState, refuse: StateCheck) -> None:
+    """Raise SnapshotError for the state of another step or run than the store says."""
     if state.step != remote_step(folder):
-        raise SnapshotError(f"{folder} of {repo.name} holds another step than its name says")
-    return downloaded
+        raise SnapshotError(f"{folder} of {contents.name} holds another step than its name says")
+    if contents.latest is not None and state.run_id != contents.latest.run_id:
+        raise SnapshotError(f"step {state.step} of {contents.name} belongs to another run")
+    refuse(state)
 
 
-MOST_HEADS = 10
-"""After so many, each pruned while it was downloaded, a reader ends."""
-Download = Callable[[Contents, str], Path]
-"""Downloads a snapshot of a repo, by its folder there; returns its folder here."""
+def _get(contents: Contents, paths: Sequence[str], target: Path | None, again: bool) -> Path:
+    """Download files to their paths below `target`, or in the Hub client's cache; that folder."""
+    store, commit = contents.store, contents.commit
+    if target is None:  # the client says where its cache is
+        first = store.download(commit, paths[0], None, again)
+        store.download_all(commit, {path: contents.files[path] for path in paths[1:]}, None, again)
+        return first.parents[paths[0].count("/")]
+    store.download_all(commit, {path: contents.files[path] for path in paths}, target, again)
+    return target
 
 
 class NoneWhole(SnapshotError):
-    """A repo has no whole snapshot."""
+    """A store has no whole snapshot."""
 
-    def __init__(self, repo: Contents, faults: tuple[str, ...]) -> None:
+    def __init__(self, contents: Contents, faults: tuple[str, ...]) -> None:
         reasons = "; ".join(dict.fromkeys(faults))
-        what = f"none of the snapshots in {repo.name} is whole: {reasons}."
-        super().__init__(what if faults else repo.lack)
-        self.repo, self.faults = repo, faults
+        what = f"none of the snapshots in {contents.name} is whole: {reasons}."
+        super().__init__(what if faults else contents.lack)
+        self.faults = faults
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A whole snapshot of a repo, on this disk."""
+    """A whole snapshot, on this disk."""
 
     path: Path
-    repo: Contents
-    """The repo as it was when the snapshot was in it."""
-    folder: str
-    """Where it is there."""
-    faults: tuple[str, ...]
+    contents: Contents | None = None
+    """The store as it was when the snapshot was in it; None if it was on this disk before."""
+    folder: str = ""
+    """Where it is in the store."""
+    faults: tuple[str, ...] = ()
     """What is wrong with the newer ones, without full stops."""
 
 
-def newest_whole(
-    repo: Contents,
-    download: Download,
-    folders: Callable[[Contents], list[str]] = Contents.folders,
+def fetch_newest(
+    contents: Contents,
+    root: Path | None = None,
+    wanted: re.Pattern[str] = ALL,
+    refuse: StateCheck | None = None,
+    after: int = -1,
 ) -> Fetched:
-    """Download the first of `folders` that is whole.
+    """`fetch` the newest snapshot of a store that is whole and of a later step than `after`.
 
-    If one is not, the repo is read again: a snapshot that was pruned meanwhile has a successor.
-    Raises NoneWhole, StoreError, and what `download` raises about this disk or another run.
+    Where one is not whole, the store is read again: one that was pruned meanwhile has a successor.
+    Raises NoneWhole, DiskFault, StoreError, and what `refuse` raises.
     """
+    before, heads = contents.latest, 1
     faults: tuple[str, ...] = ()
-    left = folders(repo)
-    heads = 1
+    left = [folder for folder in contents.folders() if remote_step(folder) > after]
     while left:
         folder = left.pop(0)
         try:
-            return Fetched(download(repo, folder), repo, folder, faults)
+            work = partial(fetch, contents, folder, root, wanted, refuse)
+            return Fetched(with_retries(work), contents, folder, faults)
         except (DiskFault, OtherRun):
             raise
         except (SnapshotError, NoFile, NoRevision) as error:
-            now = with_retries(partial(read_store, repo.store, repo.revision))
-            if now.files == repo.files:
-                faults += (str(error).rstrip("."),)
+            store = contents.store
+            now = with_retries(partial(read_store, store, contents.revision))
+            if now.files == contents.files:
+                faults = (*faults, str(error).rstrip("."))
                 continue
             if heads == MOST_HEADS:
                 raise SnapshotError(
-                    f"{repo.store.name} pruned {heads} snapshots, each while it was downloaded. "
+                    f"{store.name} pruned {heads} snapshots, each while it was downloaded. "
                     "Let its run keep more of them (hub.keep), or upload less often "
                     "(hub.min_interval_seconds)."
                 ) from error
-            repo, left, faults, heads = now, folders(now), (), heads + 1
-    raise NoneWhole(repo, faults)
+            contents, faults, heads = now, (), heads + 1
+            left = [folder for folder in now.folders() if remote_step(folder) > after]
+            if before is not None and (now.latest is None or now.latest.run_id != before.run_id):
+                left = []  # another run has replaced this one
+    raise NoneWhole(contents, faults)

@@ -78,7 +78,7 @@ def fetch_missing(
 
     What cannot be fetched, or is not valid, costs a warning.
     """
-    run_dir, repo = Path(config.run.dir), start.repo
+    run_dir, repo = Path(config.run.dir), start.contents
     if repo is None or repo.latest is None or repo.latest.run_id != state.run_id:
         return
     try:

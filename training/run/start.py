@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,15 +30,9 @@ from snapshot.disk.files import (
 from snapshot.disk.pruning import prune, remove_leftovers
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import OtherRun, SnapshotError
-from snapshot.run_store import Fetch, RemoteSnapshot, StateCheck
-from snapshot.start import (
-    METRICS,
-    ORIGIN,
-    Start,
-    choose_start,
-    folder_for_step,
-)
-from store.fetch import PARTIAL, Contents, fetch, fetch_small, is_small, remove_partial
+from snapshot.source import RemoteSnapshot
+from snapshot.start import METRICS, ORIGIN, Start, choose_start, folder_for_step
+from store.fetch import ALL, PARTIAL, SMALL, Contents, StateCheck, remove_partial
 from training.distributed.agreement import (
     decided_by_main,
     is_on_any,
@@ -102,7 +97,7 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     one that the main process chose.
     """
     refuse = partial(refuse_other_run, config=as_plain(config))
-    return _agree(accelerator, config, partial(_choose, config, lock, refuse, fetch_small))
+    return _agree(accelerator, config, partial(_choose, config, lock, refuse, SMALL))
 
 
 def take_start(
@@ -126,7 +121,7 @@ def take_start(
     if is_on_any(accelerator, not start.is_whole):
 
         def choose() -> Start:
-            return start if start.is_whole else _choose(config, lock, refuse, fetch, start.repo)
+            return start if start.is_whole else _choose(config, lock, refuse, ALL, start.contents)
 
         start = _agree(accelerator, config, choose)
         begin_stream(corpus, config, start.state)  # of an older snapshot if the newest is damaged
@@ -170,7 +165,7 @@ class Chosen:
 
     @property
     def is_whole(self) -> bool:
-        """False if it is no more yet than what `fetch_small` downloads."""
+        """False if it is no more yet than the small files."""
         return self.place is None or PARTIAL not in Path(self.place).parts
 
     def is_here(self, config: Config) -> bool:
@@ -181,7 +176,7 @@ class Chosen:
                 if self.is_whole:
                     check_snapshot(folder)
                 else:
-                    verify(folder, [name for name in manifest_entries(folder) if is_small(name)])
+                    verify(folder, list(filter(SMALL.fullmatch, manifest_entries(folder))))
                 return True
         return False
 
@@ -198,7 +193,7 @@ class Chosen:
             root = snapshots_in(Path(config.run.dir))
             root = root / ORIGIN if ORIGIN in folder.parts else root
             remote = RemoteSnapshot(**self.remote)
-            folder = remote.fetch_to(root, fetch if self.is_whole else fetch_small)
+            folder = remote.fetch(root, ALL if self.is_whole else SMALL)
             if self.is_whole:
                 prune(root, config.snapshot.keep, self.step)
         if manifest_sha256(folder) != self.identity:
@@ -237,7 +232,7 @@ def _choose(
     config: Config,
     lock: RunLock,
     refuse: StateCheck = lambda state: None,
-    fetch: Fetch = fetch,
+    wanted: re.Pattern[str] = ALL,
     known: Contents | None = None,
 ) -> Start:
     store = store_of(config)
@@ -251,7 +246,7 @@ def _choose(
         store,
         timeout=config.hub.timeout_seconds,
         refuse=refuse,
-        fetch=fetch,
+        wanted=wanted,
     )
 
 

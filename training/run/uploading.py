@@ -58,7 +58,7 @@ def begin_uploads(
             start.known_latest,
             record_attempt(Path(config.run.dir), state.attempt_id),
             records_for_upload(config),
-            start.repo is not None,
+            start.contents is not None,
             lambda text: console.events is not None and console.events.has_warning(text),
         )
     )

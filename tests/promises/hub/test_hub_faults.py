@@ -29,9 +29,9 @@ from paced import paced, read_until
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.start import Start, choose_start, newest_of_disk_and_repo
+from snapshot.start import Start, choose_start, newest_of_disk_and_store
 from store.errors import StoreUnreachable
-from store.fetch import fetch_for_sampling, newest_whole, read_store
+from store.fetch import INFERENCE, fetch_newest, read_store
 from store.hub import Hub
 from store.uploader import Uploader
 from training.distributed.agreement import USER_MISTAKES, exit_code_for
@@ -83,7 +83,9 @@ def files_below(folder: Path) -> list[Path]:
 
 def started_empty(folder: Path, seconds: float = 1.0) -> Start:
     """What a run finds out at its start, with nothing on its disk and so long to wait."""
-    return newest_of_disk_and_repo(hubs.store(seconds), None, None, folder / "snapshots", ())
+    return newest_of_disk_and_store(
+        hubs.store(seconds), Start(None, None, ""), folder / "snapshots"
+    )
 
 
 def offer(uploads: Uploader, snapshot: Path) -> None:
@@ -158,7 +160,7 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, folder: Path, faults:
     """
     begun = started_empty(folder)
     assert begun.folder is None
-    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.repo is None)
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.contents is None)
     steps, hit = [10, 20, 30], lambda: all(fault.hits for fault in faults)
     while steps and not hit():
         newest = steps.pop(0)
@@ -304,7 +306,7 @@ def test_a_download_for_sampling_that_fails_once_is_made_again(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     fault, begun = near_hub.fault("xorb-get", kind), time.monotonic()
-    folder = newest_whole(read_store(Hub(hubs.REPO, 1.0), "main"), fetch_for_sampling).path
+    folder = fetch_newest(read_store(Hub(hubs.REPO, 1.0)), wanted=INFERENCE).path
     weights = (folder / "model.safetensors").read_bytes()
     assert fault.hits
     assert weights == (runs.snapshot(finished_run, 10) / "model.safetensors").read_bytes()
@@ -642,7 +644,10 @@ def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub, n
 def test_a_public_repo_is_taken_where_that_is_allowed(near_hub, finished_run, tmp_path):
     other_repos(near_hub)
     public = hubs.store(1.0, "me/public", private=False)
-    assert newest_of_disk_and_repo(public, None, None, tmp_path / "snapshots", ()).repo is not None
+    assert (
+        newest_of_disk_and_store(public, Start(None, None, ""), tmp_path / "snapshots").contents
+        is not None
+    )
     uploads = hubs.uploader(Hub("me/public", 1.0), private=False)
     offer(uploads, runs.snapshot(finished_run, 30))
     assert uploads.flush(30), uploads.status()
@@ -673,15 +678,17 @@ def test_a_start_without_the_hub_resumes_and_takes_no_repo(
     newest = runs.snapshot(finished_run, 30)
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     near_hub.down()
-    here = newest_of_disk_and_repo(hubs.store(1.0), newest, read_state(newest), newest.parent, ())
-    assert (here.folder, here.repo) == (newest, None)
+    here = newest_of_disk_and_store(
+        hubs.store(1.0), Start(newest, read_state(newest), ""), newest.parent
+    )
+    assert (here.folder, here.contents) == (newest, None)
     assert "the Hub cannot be reached" in here.warnings[0]
     with monkeypatch.context() as expired:
         expired.setenv("HF_TOKEN", "")
         expired.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        begin = (newest, read_state(newest), newest.parent, ())
-        here = newest_of_disk_and_repo(hubs.store(1.0), *begin)
-    assert (here.folder, here.repo) == (newest, None)
+        begin = (Start(newest, read_state(newest), ""), newest.parent)
+        here = newest_of_disk_and_store(hubs.store(1.0), *begin)
+    assert (here.folder, here.contents) == (newest, None)
     assert "hub.repo_id=me/run needs a token" in here.warnings[0]
     # A run without a snapshot cannot know that it is new.
     with pytest.raises(StoreUnreachable, match="it is unknown whether me/run holds a snapshot"):
@@ -695,14 +702,14 @@ def test_a_start_without_the_hub_resumes_and_takes_no_repo(
     assert "another run has uploaded step 10" in " ".join(uploads.messages())
     late = replace(read_state(newest), run_id="new")
     with pytest.raises(SnapshotError, match="holds another run"):
-        newest_of_disk_and_repo(hubs.store(1.0), newest, late, newest.parent, ())
+        newest_of_disk_and_store(hubs.store(1.0), Start(newest, late, ""), newest.parent)
     assert hubs.step_of(near_hub) == 10
 
 
 def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finished_run):
     near_hub.down()
     begun = choose_start(finished_run, "auto", hubs.store(1.0))
-    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.repo is None)
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.contents is None)
     offer(uploads, runs.snapshot(finished_run, 10))
     assert not uploads.flush(0)
     assert uploads.status().as_words().startswith("hub not reached yet")

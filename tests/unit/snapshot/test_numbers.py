@@ -16,9 +16,8 @@ from small_snapshots import trained, write
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.numbers import FileNumberCheck
 from snapshot.errors import SnapshotError
-from snapshot.start import choose_start, newest_snapshot
-from store.fetch import Contents, fetch_for_sampling
-from store.store import RemoteFile
+from snapshot.source import newest_snapshot
+from snapshot.start import choose_start
 
 QUERY = "transformer.h.0.attn.c_attn.weight"
 NAN, INF = float("nan"), float("inf")
@@ -99,35 +98,6 @@ def test_useless_numbers_are_refused_and_an_older_one_is_used(
     start = choose_start(run_dir, "auto")
     assert start.folder == good
     assert "skipped" in start.warnings[0]
-
-
-class LocalHub:
-    """Answers downloads with the files of a folder on this disk."""
-
-    name = "me/run"
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def download(self, commit: str, path: str, *_: object) -> Path:
-        return self.root / path
-
-    def download_all(self, *_: object) -> None:
-        """They are all there."""
-
-
-@pytest.mark.parametrize("value", [NAN, INF, 1e20])
-def test_what_sampling_fetches_from_the_hub_is_looked_at_as_well(run_dir, folder, value):
-    def fetched() -> Path:
-        names = [path.relative_to(run_dir) for path in folder.iterdir()]
-        files = {str(name): RemoteFile((run_dir / name).stat().st_size, None) for name in names}
-        remote = Contents(LocalHub(run_dir), "0" * 40, True, files, None)
-        return fetch_for_sampling(remote, "snapshots/step-00000002")
-
-    assert fetched() == folder
-    change(folder, QUERY, value)
-    with pytest.raises(SnapshotError, match=r"has .* in 'transformer"):
-        fetched()
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 7, 1000, 4097])

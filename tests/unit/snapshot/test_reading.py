@@ -13,7 +13,8 @@ from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import newest_verified, snapshot_folders
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.start import choose_start, newest_snapshot
+from snapshot.source import newest_snapshot
+from snapshot.start import choose_start
 from store.kinds import named_repo
 
 OF_THE_SYSTEM = (".DS_Store", "._model.safetensors", "Thumbs.db", "desktop.ini", ".nfs0000000001a2")

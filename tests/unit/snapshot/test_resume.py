@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from snapshot import start
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
 from store.errors import StoreRefused, StoreUnreachable
@@ -21,9 +20,10 @@ def test_a_misspelled_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):
     ("fault", "kind"), [(StoreUnreachable, StoreUnreachable), (StoreRefused, SnapshotError)]
 )
 def test_a_repo_that_cannot_be_reached_is_nobodys_mistake(tmp_path, monkeypatch, fault, kind):
-    def fetch_newest(hub, revision, root, refuse):
+    def read_store(store, revision):
         raise fault("the Hub did not answer in time")
 
-    monkeypatch.setattr(start, "fetch_newest", fetch_newest)
+    monkeypatch.setattr("snapshot.source.read_store", read_store)
+    monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", ())
     with pytest.raises(kind, match=r"snapshot\.resume=me/other: the Hub did not answer in time\. "):
         choose_start(tmp_path / "run", "me/other")

@@ -18,7 +18,8 @@ from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import plan_files
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.start import choose_start, newest_snapshot
+from snapshot.source import newest_snapshot
+from snapshot.start import choose_start
 from training.run.same_run import refuse_other_run
 from training.step import make_optimizer
 

@@ -17,8 +17,8 @@ from disks import Tmpfs, mounted
 from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
 from snapshot.run_store import RunStore
-from snapshot.start import choose_start, newest_of_disk_and_repo
-from store.fetch import fetch_for_sampling, newest_whole, read_store
+from snapshot.start import Start, choose_start, newest_of_disk_and_store
+from store.fetch import INFERENCE, fetch_newest, read_store
 from store.file_system import FileSystem
 from store.hub import Hub
 from training.run.uploading import begin_uploads
@@ -60,7 +60,7 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
         in_folder(remote, newest)
     request.getfixturevalue("full_temporary_folder")
     store = RunStore(remote, private=True, takeover=False)
-    start = newest_of_disk_and_repo(store, newest, read_state(newest), newest.parent, ())
+    start = newest_of_disk_and_store(store, Start(newest, read_state(newest), ""), newest.parent)
     assert start.folder == newest
     assert start.warnings == ()
     assert start.known_latest.step == 30
@@ -74,7 +74,7 @@ def test_a_disk_that_refuses_a_download_is_not_the_repo_s_fault(
 ):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 30))
     with pytest.raises(DiskFault) as caught:
-        newest_whole(read_store(Hub(hubs.REPO, 5.0)), fetch_for_sampling)
+        fetch_newest(read_store(Hub(hubs.REPO, 5.0)), wanted=INFERENCE)
     assert str(caught.value) == (
         f"the Hub client's cache, {tmp_path / 'home' / 'hub'}, cannot be written: Read-only file "
         "system. Set HF_HOME to a folder that can be written."

@@ -16,10 +16,10 @@ from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.start import Start, choose_start, newest_of_disk_and_repo
+from snapshot.start import Start, choose_start, newest_of_disk_and_store
 from store.errors import StoreError, StoreUnreachable
 from store.events import read_events
-from store.fetch import fetch, fetch_for_sampling, newest_whole, read_store
+from store.fetch import INFERENCE, fetch, fetch_newest, read_store
 from store.hub import Hub
 from store.kinds import open_store
 from store.store import Card
@@ -50,8 +50,8 @@ ONE_EACH = [pytest.param(Deviations(**{name: True}), id=name) for name in NAMES]
 
 @pytest.mark.parametrize("hub", [*ONE_EACH, pytest.param(ALL, id="all")], indirect=True)
 def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, tmp_path):
-    begun = newest_of_disk_and_repo(hubs.store(), None, None, tmp_path / "run", ())
-    assert begun.repo is not None
+    begun = newest_of_disk_and_store(hubs.store(), Start(None, None, ""), tmp_path / "run")
+    assert begun.contents is not None
     uploads = hubs.uploader()
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# step {step}\n"))
@@ -65,7 +65,7 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
         == remote.latest.manifest_sha256
     )
     assert (
-        newest_whole(read_store(Hub(hubs.REPO, 5.0), "main"), fetch_for_sampling).path.name
+        fetch_newest(read_store(Hub(hubs.REPO, 5.0)), wanted=INFERENCE).path.name
         == "step-00000030-attempt"
     )
 
@@ -75,7 +75,7 @@ def test_weights_of_several_commits_are_cached_once(hub, finished_run, tmp_path)
     folders = []
     for step in (10, 20):
         hubs.put(hub, runs.snapshot(finished_run, 30), step)
-        folders.append(newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path)
+        folders.append(fetch_newest(read_store(Hub(hubs.REPO)), wanted=INFERENCE).path)
     names = ["step-00000010-attempt", "step-00000020-attempt"]
     assert [folder.name for folder in folders] == names
     weights = {(folder / "model.safetensors").resolve() for folder in folders}
@@ -95,12 +95,10 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(hub, finished_run, name
         lambda content: content[: len(content) // 2],
         lambda content: content[:-2] + b"!}",
     ):
-        file = newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name
+        file = fetch_newest(read_store(Hub(hubs.REPO)), wanted=INFERENCE).path / name
         sound = file.read_bytes()
         file.resolve().write_bytes(damage(sound))
-        assert (
-            newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name == file
-        )
+        assert fetch_newest(read_store(Hub(hubs.REPO)), wanted=INFERENCE).path / name == file
         assert file.read_bytes() == sound
 
 
@@ -111,7 +109,7 @@ def test_damage_on_the_hub_itself_falls_back_to_the_one_before(hub, finished_run
     repo = hub.repo(hubs.REPO)
     hub.commit_files(hubs.REPO, {path: repo.read(repo.head, path).replace(b"32", b"23")})
     assert (
-        newest_whole(read_store(Hub(hubs.REPO), "main"), fetch_for_sampling).path.name
+        fetch_newest(read_store(Hub(hubs.REPO)), wanted=INFERENCE).path.name
         == "step-00000010-attempt"
     )
 
@@ -196,7 +194,7 @@ def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
         console = Console(shown=False, max_steps=30, step=0)
         console.events = Events(run_dir / "events.jsonl", attempt * 32)
         state.attempt_id = attempt * 32
-        start = Start(None, None, "", repo=read_store(Hub(hubs.REPO, 5.0)))
+        start = Start(None, None, "", contents=read_store(Hub(hubs.REPO, 5.0)))
         uploads = begin_uploads(console, config, start, state)
         for step in steps:
             uploads.offer(runs.snapshot(run_dir, step), Card("#"))
@@ -219,7 +217,7 @@ def test_a_server_that_makes_a_private_repo_public_is_named(hub, tmp_path):
     with pytest.raises(SnapshotError, match="a server without private repos needs that"):
         choose_start(tmp_path / "run", "auto", hubs.store())
     assert "hub.private=false" in said
-    assert choose_start(tmp_path / "run", "auto", hubs.store(private=False)).repo is not None
+    assert choose_start(tmp_path / "run", "auto", hubs.store(private=False)).contents is not None
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
@@ -260,13 +258,15 @@ def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_ru
     monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
     hubs.put(hub, newest, 30, run=read_state(newest).run_id)
-    found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())
+    found = newest_of_disk_and_store(
+        hubs.store(4.5), Start(None, None, ""), finished_run.parent / "other"
+    )
     assert found.remote.timeout == 4.5
     asked = []
     monkeypatch.setattr(
-        "snapshot.run_store.open_store", lambda *names: asked.append(names) or open_store(*names)
+        "snapshot.source.open_store", lambda *names: asked.append(names) or open_store(*names)
     )
-    fetched = found.remote.fetch_to(finished_run.parent / "third")
+    fetched = found.remote.fetch(finished_run.parent / "third")
     assert manifest_sha256(fetched) == manifest_sha256(newest)
     assert asked == [(f"hf://{hubs.REPO}", 4.5)]
     fault = hub.fault("info", "hang", times=None)
@@ -300,7 +300,7 @@ IN_THE_DOCS = {
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    newest_of_disk_and_repo(hubs.store(), None, None, tmp_path / "run", ())
+    newest_of_disk_and_store(hubs.store(), Start(None, None, ""), tmp_path / "run")
     uploads = hubs.uploader(keep=1, milestone_every=20)
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))

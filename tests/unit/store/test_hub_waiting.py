@@ -14,7 +14,7 @@ import runs
 from config.compose import load_config
 from snapshot.start import choose_start
 from store.errors import StoreUnreachable
-from store.fetch import fetch_small
+from store.fetch import SMALL
 from training.reporting.events import Events
 from training.run.records import fetch_missing
 
@@ -76,9 +76,9 @@ def test_the_second_look_of_a_start_asks_for_the_head_alone(near_hub, finished_r
     """It finds what came meanwhile."""
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     own = hubs.store(TIMEOUT_SECONDS)
-    first = choose_start(tmp_path / "run", "auto", own, fetch=fetch_small)
+    first = choose_start(tmp_path / "run", "auto", own, wanted=SMALL)
     assert (first.state.step, first.is_whole) == (10, False)
-    again = replace(own, store=first.repo.store, known=first.repo)
+    again = replace(own, store=first.contents.store, known=first.contents)
     listings = near_hub.count("tree")
     whole = choose_start(tmp_path / "run", "auto", again)
     assert (whole.state.step, whole.is_whole, near_hub.count("tree")) == (10, True, listings)

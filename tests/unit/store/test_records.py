@@ -256,7 +256,7 @@ def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path,
         SimpleNamespace(warn=said.append),
         Events(tmp_path / "events.jsonl", "a" * 32),
         config,
-        SimpleNamespace(repo=repo),
+        SimpleNamespace(contents=repo),
         state,
     )
     steps = [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")]

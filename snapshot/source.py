@@ -1,0 +1,135 @@
+"""What a name of a model or snapshot means: a folder of this disk, or a store.
+
+A name is a folder (of a run, of snapshots, of one snapshot, of any other model), a repo of the Hub
+(owner/name, owner/name@revision) or a URL (hf://..., s3://..., file://...).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshot.disk.checking import check_snapshot
+from snapshot.disk.files import (
+    MANIFEST,
+    expanded,
+    newest_verified,
+    snapshot_folders,
+    snapshots_in,
+    visible,
+)
+from snapshot.errors import SnapshotError
+from store.fetch import (
+    ALL,
+    Contents,
+    Fetched,
+    StateCheck,
+    fetch,
+    fetch_newest,
+    read_store,
+)
+from store.hub import Hub
+from store.kinds import named_store, open_store
+from store.store import BRANCH, PREFIX, with_retries
+
+WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+"""The name of a repo from before the Hub's repos had owners, such as gpt2."""
+TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a name leads: to a `path` of this disk, or to a store with these `contents`."""
+
+    name: str
+    """The path, or the store and its commit."""
+    path: Path | None = None
+    contents: Contents | None = None
+
+    @property
+    def is_run(self) -> bool:
+        """Whether snapshots of a run are in it."""
+        if self.path is None:
+            return self.contents is not None and bool(self.contents.folders())
+        return bool(snapshot_folders(snapshots_in(self.path)) or snapshot_folders(self.path))
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it is one snapshot of this disk."""
+        return self.path is not None and (self.path / MANIFEST).exists()
+
+    def fetch(
+        self,
+        root: Path | None = None,
+        wanted: re.Pattern[str] = ALL,
+        refuse: StateCheck | None = None,
+    ) -> Fetched:
+        """The newest whole snapshot, downloaded as `fetch_newest` does if it is in a store.
+
+        Raises SnapshotError if there is none, and StoreError.
+        """
+        if self.contents is not None:
+            return fetch_newest(self.contents, root, wanted, refuse)
+        assert self.path is not None
+        return Fetched(newest_snapshot(self.path))
+
+
+def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -> Source:
+    """What `name` means; `any_model` may be a repo without an owner, such as gpt2.
+
+    What exists on this disk is a path. Raises SnapshotError if it is nothing or may be a misspelled
+    path, and StoreError if its store cannot be read in `timeout` seconds a request.
+    """
+    path = visible(expanded(name))
+    if path.exists():
+        return Source(str(path), path)
+    place = named_store(name, timeout)
+    if place is None and any_model and (match := WITHOUT_OWNER.fullmatch(name)) is not None:
+        place = Hub(match[1], timeout), match[2] or BRANCH
+    if place is None:
+        raise SnapshotError(
+            f"{name} is neither a folder that exists nor the name of a repo on the Hub (owner/name "
+            "or owner/name@revision) or a URL."
+        )
+    contents = with_retries(lambda: read_store(*place))
+    return Source(contents.name, contents=contents)
+
+
+def newest_snapshot(path: Path) -> Path:
+    """The snapshot at `path`, or the newest verified one of the run at `path`.
+
+    Raises SnapshotError if there is none.
+    """
+    for root in (snapshots_in(path), path):
+        if snapshot_folders(root):
+            newest, faults = newest_verified(root, check_snapshot)
+            if newest is None:
+                raise SnapshotError(f"{path} has no whole snapshot: {'; '.join(faults)}")
+            return newest
+    check_snapshot(path)
+    return path
+
+
+@dataclass(frozen=True)
+class RemoteSnapshot:
+    """A snapshot in a store, at a commit, so that it cannot change."""
+
+    url: str
+    """Of its store."""
+    commit: str
+    folder: str
+    timeout: float
+    """`hub.timeout_seconds`: how long a request waits for a response."""
+
+    @classmethod
+    def of(cls, contents: Contents, folder: str) -> RemoteSnapshot:
+        """The snapshot in a folder of a store."""
+        return cls(contents.store.url, contents.commit, folder, contents.store.timeout)
+
+    def fetch(self, root: Path, wanted: re.Pattern[str] = ALL) -> Path:
+        """Download it to `root` as `store.fetch.fetch` does."""
+        store = open_store(self.url, self.timeout)
+        files = with_retries(lambda: store.files(self.commit))
+        contents = Contents(store, self.commit, True, files, None)
+        return fetch(contents, self.folder, root, wanted)
