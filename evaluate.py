@@ -126,7 +126,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
 
 def with_places(named: NamedModel) -> NamedModel:
     """A run on this disk says in its directory where its text lies; its snapshots do not."""
-    if named.state is None or named.from_hub:
+    if named.state is None or named.from_store:
         return named
     path = named.folder.absolute().parent.parent / CONFIG_FILE
     state = replace(named.state, config=with_folders(named.state.config, path))
@@ -186,9 +186,9 @@ def text_for(
 
 
 def refuse_unasked(named: NamedModel, source: str, remedy: str) -> None:
-    """Raise DataError if a repo of the Hub names an address outside the Hub."""
-    if named.from_hub and ADDRESS.match(source):
-        what = f"the run's text is {source}. For safety, an address from a repo is not opened"
+    """Raise DataError if a run in a store names an address outside the Hub."""
+    if named.from_store and ADDRESS.match(source):
+        what = f"the run's text is {source}. For safety, an address from a store is not opened"
         raise DataError(f"{what}: {remedy}.")
 
 
@@ -273,7 +273,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description="Print the loss per token, bits per byte and tokens/s of a model over a text."
     )
     add = parser.add_argument
-    add("model", help="the folder of a run, a snapshot or any model, or owner/name[@revision]")
+    add(
+        "model",
+        help="the folder of a run, a snapshot or any model, owner/name[@revision], or a URL",
+    )
     add("--source", help="evaluate all of this text; default: the run's held-out text")
     add(
         "--held-out",

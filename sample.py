@@ -184,7 +184,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "model",
-        help="the folder of a run, a snapshot or any model, or owner/name[@revision] of the Hub",
+        help="the folder of a run, a snapshot or any model, owner/name[@revision] or a URL",
     )
     parser.add_argument(
         "--prompt", type=_some_text, help="the beginning of the text; default a newline"

@@ -24,7 +24,8 @@ from snapshot.config_values import value_of
 from snapshot.disk.files import visible
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.named_model import PIECE_BYTES, TIMEOUT_SECONDS, NamedModel, find_model, write_model
+from snapshot.named_model import PIECE_BYTES, NamedModel, find_model, write_model
+from snapshot.source import TIMEOUT_SECONDS
 from store.errors import translate_errors
 from store.http import hub_api
 from store.kinds import NAMED_REPO, named_repo

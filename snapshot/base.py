@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,11 +23,10 @@ from model.families import ARCHITECTURES
 from model.family import ModelConfig
 from snapshot.disk.files import (
     expanded,
+    names_in,
     readable,
-    sha256_of,
     snapshot_folders,
     snapshots_in,
-    visible,
 )
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
@@ -40,22 +39,32 @@ from snapshot.disk.model import (
 )
 from snapshot.disk.reading import TIE, TensorReader, files_of, has_own_output
 from snapshot.errors import SnapshotError
-from snapshot.source import newest_snapshot
+from snapshot.source import Source, find
 from store.errors import StoreError, StoreUnreachable
+from store.fetch import (
+    INFERENCE,
+    SMALL,
+    Contents,
+    Fetched,
+    download,
+    fetch,
+    fetch_newest,
+    read_store,
+    twice,
+)
 from store.hub import Hub
-from store.kinds import named_repo
-from store.store import BRANCH, PREFIX, RemoteFile, with_retries
+from store.store import PREFIX, with_retries
 
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""
-SMALL_FILES = (CONFIG, *TOKENIZER_FILES, CHAT_TEMPLATE, GENERATION)
-TEMPLATE_FILE = re.compile(rf"{MORE_TEMPLATES}/[^/]+\.jinja")
+SMALL_FILE = re.compile(
+    "|".join(map(re.escape, (CONFIG, *TOKENIZER_FILES, CHAT_TEMPLATE, GENERATION)))
+    + rf"|{MORE_TEMPLATES}/[^/]+\.jinja"
+)
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Files of a whole model that hold weights."""
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
 GGUF = ".gguf"
-WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
-"""The name of a repo from before the Hub's repos had owners, such as gpt2."""
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """Of each file with weights, in the digest of a base."""
 
@@ -67,15 +76,23 @@ class Base:
     key: str
     """The configuration key and value that name it, for messages."""
     name: str
-    """The folder, or the repo with its commit."""
+    """The folder, or the store and its commit or snapshot."""
     folder: Path
     """Where config.json and the tokenizer lie, and the weights once they are there."""
-    repo: Hub | None = None
-    commit: str = ""
-    weights: tuple[tuple[str, RemoteFile], ...] = ()
-    """The files of a repo that hold the weights."""
+    published: tuple[str, str | None] | None = None
+    """How adapters name it: a repo and its commit, or a URL; None for a folder."""
+    download: Callable[[], object] = lambda: None
+    """Downloads the weights and verifies them."""
     of_text: Mapping[str, Any] = field(default_factory=dict)
     """What is null in a config.json without a vocabulary: that, the context, the end of a text."""
+
+    @property
+    def place(self) -> str:
+        """The name by which other machines open the same."""
+        if self.published is None:
+            return self.name
+        name, commit = self.published
+        return name if commit is None else f"{PREFIX}{name}@{commit}"
 
     def on_text(self, vocabulary: int, context: int, end_of_text: int | None = None) -> Base:
         """The model for a text, whose sizes it has where its config.json leaves them open: null."""
@@ -108,127 +125,107 @@ class Base:
         return layout_for(sizes).size_without_output()
 
     def fetch_weights(self, here: bool = True) -> Path:
-        """Download the weights to the Hub client's cache and verify their hashes; their folder.
+        """Download the weights and verify their hashes; the folder with them.
 
         Without `here` another process of this machine has done it. Raises SnapshotError if they are
         not what they must be, StoreError for a failed download.
         """
-        if not here or self.repo is None:
-            return self.folder
-        files = dict(self.weights)
-        for again in (False, True):
-            get = partial(self.repo.download_all, self.commit, files, None, again)
-            with_retries(get)
-            wrong = [name for name, file in files.items() if not self._is_listed(name, file)]
-            if not wrong:
-                return self.folder
-        raise SnapshotError(f"{self.key}: {wrong[0]} is not what the repo lists, even on a retry.")
-
-    def _is_listed(self, name: str, file: RemoteFile) -> bool:
-        path = self.folder / name
-        with readable(path):
-            return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
+        if here:
+            with naming(self.key):
+                with_retries(self.download)
+        return self.folder
 
 
 def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -> Base:
-    """Find the model that `key=value` names, and download its small files if it is a repo.
+    """Find the model that `key=value` names, and download its small files if it is in a store.
 
     The architecture of a preset is this project's, whatever there is of that name elsewhere.
-    Raises SnapshotError for what is no such model, StoreError if the Hub cannot be reached.
+    Raises SnapshotError for what is no such model, StoreError if its store cannot be reached.
     """
     named = f"{key}={value}"
     own = ARCHITECTURES.get(value) if key == "model.architecture" else None
-    path = own or visible(expanded(value))
-    if path.exists():
-        return _local(named, path, with_weights)
-    hub, revision = _repo_of(named, value, timeout)
     with naming(named):
-        return with_retries(lambda: _remote(named, hub, revision, with_weights))
+        source = Source(str(own), own) if own else find(value, timeout, any_model=True)
+        return base_of(named, source, with_weights)
 
 
 def open_tokenizer(value: str, timeout: float) -> Path:
-    """Download the tokenizer of the repo that `data.tokenizer` names; its folder.
+    """Download the tokenizer that `data.tokenizer` names; its folder.
 
-    Raises SnapshotError if there is none, StoreError if the Hub cannot be reached.
+    Raises SnapshotError if there is none, StoreError if its store cannot be reached.
     """
     named = f"data.tokenizer={value}"
-    hub, revision = _repo_of(named, value, timeout)
-
-    def fetch() -> Path:
-        commit, _ = hub.head(revision)
-        return _fetch_small(named, hub, commit, hub.files(commit), TOKENIZER_FILES[0])
-
     with naming(named):
-        return with_retries(fetch)
-
-
-def _repo_of(named: str, value: str, timeout: float) -> tuple[Hub, str]:
-    """The repo and the revision of a name that is no path. Raises SnapshotError."""
-    try:
-        found = named_repo(value)
-    except SnapshotError as error:
-        raise SnapshotError(f"{named}: {error}") from error
-    if found is None and (match := WITHOUT_OWNER.fullmatch(value)) is not None:
-        found = match[1], match[2] or BRANCH
-    if found is None:
-        raise SnapshotError(
-            f"{named} is neither a folder that exists nor the name of a repo on the Hub "
-            "(owner/name or owner/name@revision)."
-        )
-    return Hub(found[0], timeout), found[1]
+        source = find(value, timeout, any_model=True)
+        if source.contents is None:
+            return source.fetch().path if source.is_run else Path(source.name)
+        return _fetch_small(named, source.contents, TOKENIZER_FILES[0]).path
 
 
 @contextmanager
 def naming(named: str) -> Iterator[None]:
-    """Name the key and the value in errors of the Hub; those that last are user errors."""
+    """Name the key and the value in errors; those of a store that last are user errors."""
     try:
         yield
     except StoreUnreachable as error:
         raise StoreUnreachable(f"{named}: {error}") from error
-    except StoreError as error:
+    except (StoreError, SnapshotError) as error:
+        if str(error).startswith(named):
+            raise
         raise SnapshotError(f"{named}: {str(error).rstrip('.')}.") from error
 
 
-def _local(named: str, path: Path, with_weights: bool) -> Base:
-    if snapshot_folders(snapshots_in(path)) or snapshot_folders(path):
-        path = newest_snapshot(path)
-    _refuse_part(named, [file.name for file in path.iterdir()] if path.is_dir() else [])
-    if not (path / CONFIG).is_file():
-        what = "it is neither a model nor a run with snapshots"
-        raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the path.")
-    if with_weights:
-        _refuse_without_safetensors(named, [file.name for file in path.iterdir()])
-    return Base(named, str(path), path)
+def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
+    """The model in a source, whose small files are downloaded; `named` begins each message.
 
-
-def _remote(named: str, hub: Hub, revision: str, with_weights: bool) -> Base:
-    commit, _ = hub.head(revision)
-    files = hub.files(commit)
+    Raises SnapshotError for what is no model, StoreError for a failed download.
+    """
+    if source.path is not None:
+        path = source.fetch().path if source.is_run else source.path
+        names = [file.name for file in path.iterdir()] if path.is_dir() else []
+        _refuse_part(named, names)
+        if not (path / CONFIG).is_file():
+            what = "it is neither a model nor a run with snapshots"
+            raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the path.")
+        if with_weights:
+            _refuse_without_safetensors(named, names)
+        return Base(named, str(path), path)
+    assert source.contents is not None
+    files, store = source.contents.files, source.contents.store
     _refuse_part(named, files)
     if with_weights and CONFIG in files:
-        _refuse_without_safetensors(named, list(files))
-    folder = _fetch_small(named, hub, commit, files, CONFIG)
-    weights = {name: file for name, file in files.items() if WEIGHTS.fullmatch(name)}
-    name = f"{hub.repo_id}@{commit[:12]}"
-    return Base(named, name, folder, hub, commit, tuple(weights.items()) if with_weights else ())
+        _refuse_without_safetensors(named, files)
+    found = _fetch_small(named, source.contents, CONFIG)
+    contents = found.contents or source.contents
+    if found.folder:  # a snapshot of a run
+        _refuse_part(named, names_in(found.path))
+        name = f"{store.url}@{found.folder}"
+        work = partial(fetch, contents, found.folder, None, INFERENCE)
+        return Base(named, name, found.path, (name, None), work)
+    weights = {name: files[name].sha256 for name in files if WEIGHTS.fullmatch(name)}
+    work = partial(twice, partial(download, contents, weights if with_weights else {}))
+    commit = contents.commit
+    published = store.name, commit
+    return Base(named, f"{store.name}@{commit[:12]}", found.path, published, work)
 
 
-def _fetch_small(
-    named: str, hub: Hub, commit: str, files: Mapping[str, RemoteFile], needed: str
-) -> Path:
-    """Download configuration and tokenizer, as far as there are any; their folder."""
+def _fetch_small(named: str, contents: Contents, needed: str) -> Fetched:
+    """Download configuration and tokenizer, as far as there are any: of a model at the top, or of a
+    snapshot.
+    """
+    files = contents.files
+    if needed not in files and contents.folders():
+        return fetch_newest(contents, wanted=SMALL)
     if needed not in files:
         if needed == TOKENIZER_FILES[0]:
-            raise SnapshotError(lacks_file(named, hub.repo_id, files))
+            raise SnapshotError(lacks_file(named, contents.store.name, files))
         raise SnapshotError(f"{named} has no {needed}.")
-    templates = sorted(filter(TEMPLATE_FILE.fullmatch, files))
-    names = [*(name for name in SMALL_FILES if name in files), *templates]
+    names = sorted(filter(SMALL_FILE.fullmatch, files))
     for name in names:
         if files[name].size > LARGEST_SMALL_BYTES:
             size = f"{files[name].size:,} bytes, over the limit of {LARGEST_SMALL_BYTES:,}"
             raise SnapshotError(f"{named}: {name} has {size}.")
-    paths = [hub.download(commit, name, None) for name in names]
-    return paths[0].parent
+    return Fetched(with_retries(lambda: download(contents, dict.fromkeys(names))), contents)
 
 
 def _refuse_part(named: str, names: Collection[str]) -> None:
@@ -250,7 +247,7 @@ def _refuse_part(named: str, names: Collection[str]) -> None:
         )
 
 
-def _refuse_without_safetensors(named: str, names: list[str]) -> None:
+def _refuse_without_safetensors(named: str, names: Collection[str]) -> None:
     if any(WEIGHTS.fullmatch(name) for name in names):
         return
     others = sorted(name for name in names if OLD_WEIGHTS.fullmatch(name))
@@ -297,17 +294,19 @@ def open_base_of(
     revision = adapters.revision
     label = adapters.base if revision is None else f"{adapters.base}@{revision[:12]}"
     key = f"{where} holds adapters. Their base {label}"
-    other = None
+    other: Path | None = None
     for folder in _folders_that_may_hold(adapters, instead):
         if (folder / CONFIG).is_file():
             other = folder
             with suppress(SnapshotError):  # half a download
                 if digest_of(folder) == digest:
                     return Base(key, label, folder)
-    if revision is not None:
-        with naming(key):
-            hub = Hub(adapters.base, timeout)
-            return with_retries(lambda: _remote(key, hub, revision, True))
+    with naming(key):
+        if revision is not None:
+            contents = with_retries(lambda: read_store(Hub(adapters.base, timeout), revision))
+            return base_of(key, Source(label, contents=contents))
+        if instead is not None and label.startswith(f"{instead}@"):  # only what the user names
+            return base_of(key, find(label, timeout))
     fault = "is not there" if other is None else f"is not what is in {other}"
     raise SnapshotError(
         f"{key} {fault}. Name the folder that it is in now: a resume takes "

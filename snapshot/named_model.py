@@ -12,13 +12,9 @@ from data.tokenizer_files import GENERATION
 from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
-from snapshot.base import Base, check_weights, open_base, open_base_of
+from snapshot.base import Base, base_of, check_weights, open_base_of
 from snapshot.disk.files import (
     MANIFEST,
-    expanded,
-    snapshot_folders,
-    snapshots_in,
-    visible,
     write_json,
 )
 from snapshot.disk.model import (
@@ -36,14 +32,10 @@ from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.source import newest_snapshot
-from store.fetch import INFERENCE, fetch_newest, read_store
-from store.hub import Hub
-from store.kinds import NAMED_FILES, named_repo
+from snapshot.source import TIMEOUT_SECONDS, Source, find
+from store.fetch import INFERENCE
 
-KEY = "model"
-TIMEOUT_SECONDS = 60.0
-BASE_HELP = "the folder of the base, for a snapshot of adapters"
+BASE_HELP = "the folder or URL of the base, for a snapshot of adapters"
 PIECE_BYTES = 2_000_000_000
 """Bytes of the largest file, as in a snapshot."""
 
@@ -53,17 +45,17 @@ class NamedModel:
     """A model whose configuration and tokenizer are on this disk, and of a run the weights too."""
 
     name: str
-    """The folder, or the repo with its commit."""
+    """The folder, or the store with its commit."""
     folder: Path
     sizes: ModelConfig
     state: RunState | None = None
     """The state of the run that it is a snapshot of; None for any other model."""
-    from_hub: bool = False
+    from_store: bool = False
     """Whether somebody else may have written `state`."""
     base: Base | None = None
     adapters: Adapters | None = None
     """What its snapshot holds, if that is not the whole model."""
-    base_folder: str | None = None
+    base_name: str | None = None
     """Where their base is now, if they do not lead there."""
 
     def load(self) -> LanguageModel:
@@ -86,59 +78,40 @@ class NamedModel:
 
     def _base_of(self, adapters: Adapters) -> Base:
         digest = None if self.state is None else self.state.base_digest
-        return open_base_of(adapters, digest, self.folder, TIMEOUT_SECONDS, self.base_folder)
+        return open_base_of(adapters, digest, self.folder, TIMEOUT_SECONDS, self.base_name)
 
 
 def find_model(name: str, base: str | None = None) -> NamedModel:
-    """The newest whole snapshot of a run or a repo, a snapshot, or any other model, by its name.
+    """The newest whole snapshot of a run or a store, a snapshot, or any other model, by its name.
 
-    `base` is the folder of the base of adapters. Raises SnapshotError for what is none of these,
-    and StoreError if the Hub cannot be reached.
+    `base` is where the base of adapters is. Raises SnapshotError for what is none of these, and
+    StoreError if a store cannot be reached.
     """
-    found = _find(name)
-    if base is not None and found.adapters is None:
-        raise SnapshotError(f"--base {base}: {found.name} holds its own weights. Leave it out.")
-    return replace(found, base_folder=base)
+    source = find(name, any_model=True)
+    path = source.path
+    if path is not None:  # what has no config.json is no model: `fetch` says what is wrong
+        is_ours = source.is_run or (path / MANIFEST).exists() or not (path / CONFIG).exists()
+    else:
+        is_ours = source.is_run
+    named = _of_run(source) if is_ours else _of_base(base_of(f"model={name}", source))
+    if base is not None and named.adapters is None:
+        raise SnapshotError(f"--base {base}: {named.name} holds its own weights. Leave it out.")
+    return replace(named, base_name=base)
 
 
-def _find(name: str) -> NamedModel:
-    if NAMED_FILES.fullmatch(name):
-        raise SnapshotError(
-            f"{name} is a bucket or a folder elsewhere, which only train.py and `python -m "
-            "snapshot list` and `verify` read. Name a folder here, or a repo of the Hub."
-        )
-    path = visible(expanded(name))
-    if path.exists():
-        if not _is_ours(path):
-            return _other(name)
-        folder = newest_snapshot(path)
-        return _ours(str(folder), folder, from_hub=False)
-    if (named := named_repo(name)) is not None:
-        repo = read_store(Hub(named[0], TIMEOUT_SECONDS), named[1])
-        if repo.folders():
-            found = fetch_newest(repo, wanted=INFERENCE)
-            assert found.contents is not None
-            name = f"{found.contents.name}, {found.path.name}"
-            return _ours(name, found.path, from_hub=True)
-    return _other(name)
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a path is a run's or a snapshot's."""
-    if snapshot_folders(snapshots_in(path)) or snapshot_folders(path):
-        return True
-    return (path / MANIFEST).exists() or not (path / CONFIG).exists()
-
-
-def _ours(name: str, folder: Path, from_hub: bool) -> NamedModel:
-    sizes, adapters = model_config(*read_config(folder)), read_adapters(folder)
+def _of_run(source: Source) -> NamedModel:
+    found = source.fetch(wanted=INFERENCE)
+    sizes, adapters = model_config(*read_config(found.path)), read_adapters(found.path)
     if adapters is not None:
         sizes = replace(sizes, lora=adapters.lora)
-    return NamedModel(name, folder, sizes, read_state(folder), from_hub, adapters=adapters)
+    name = str(found.path)
+    if found.contents is not None:
+        name = f"{found.contents.name}, {found.path.name}"
+    state = read_state(found.path)
+    return NamedModel(name, found.path, sizes, state, source.path is None, adapters=adapters)
 
 
-def _other(name: str) -> NamedModel:
-    base = open_base(KEY, name, TIMEOUT_SECONDS)
+def _of_base(base: Base) -> NamedModel:
     sizes = base.config(dropout=0.0, activation_checkpointing=False)
     return NamedModel(base.name, base.folder, sizes, base=base)
 

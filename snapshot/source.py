@@ -1,7 +1,8 @@
 """What a name of a model or snapshot means: a folder of this disk, or a store.
 
 A name is a folder (of a run, of snapshots, of one snapshot, of any other model), a repo of the Hub
-(owner/name, owner/name@revision) or a URL (hf://..., s3://..., file://...).
+(owner/name, owner/name@revision) or a URL (hf://..., s3://..., file://...). After a store, @ and
+the folder that `python -m snapshot list` prints name one of its snapshots.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
-    MANIFEST,
     expanded,
     newest_verified,
     snapshot_folders,
@@ -31,6 +31,7 @@ from store.fetch import (
 )
 from store.hub import Hub
 from store.kinds import named_store, open_store
+from store.latest import SNAPSHOTS
 from store.store import BRANCH, PREFIX, with_retries
 
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
@@ -53,11 +54,6 @@ class Source:
         if self.path is None:
             return self.contents is not None and bool(self.contents.folders())
         return bool(snapshot_folders(snapshots_in(self.path)) or snapshot_folders(self.path))
-
-    @property
-    def is_snapshot(self) -> bool:
-        """Whether it is one snapshot of this disk."""
-        return self.path is not None and (self.path / MANIFEST).exists()
 
     def fetch(
         self,
@@ -84,7 +80,10 @@ def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -
     path = visible(expanded(name))
     if path.exists():
         return Source(str(path), path)
-    place = named_store(name, timeout)
+    store, at, folder = name.partition(f"@{SNAPSHOTS}/")
+    place = named_store(store, timeout)
+    if place is not None and at:
+        place = place[0], f"{SNAPSHOTS}/{folder}"
     if place is None and any_model and (match := WITHOUT_OWNER.fullmatch(name)) is not None:
         place = Hub(match[1], timeout), match[2] or BRANCH
     if place is None:

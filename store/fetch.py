@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import NoFile, NoRevision
-from store.latest import WRITTEN_BY_010, Latest, remote_step
+from store.latest import FOLDER, WRITTEN_BY_010, Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES
 from store.store import BRANCH, RemoteFile, Store, with_retries
 
@@ -56,7 +56,7 @@ class Contents:
     fault: str | None = None
     """What is wrong with its latest.json, if anything."""
     revision: str = BRANCH
-    """The branch, tag or commit that was read."""
+    """The branch, tag or commit that was read, or the only snapshot of it that counts."""
 
     @property
     def name(self) -> str:
@@ -97,14 +97,60 @@ class Contents:
 
 
 def read_store(store: Store, revision: str = BRANCH) -> Contents:
-    """Read the contents of a store. Raises StoreError."""
-    commit, private = store.head(revision)
+    """Read the contents of a store; `revision` may be a snapshot's folder. Raises StoreError."""
+    is_folder = FOLDER.fullmatch(f"{revision}/{MANIFEST}") is not None
+    commit, private = store.head(BRANCH if is_folder else revision)
     files = store.files(commit)
+    if is_folder:
+        files = {path: files[path] for path in files if path.startswith(f"{revision}/")}
     try:
         latest = store.latest(commit, files)
     except SnapshotError as error:
         return Contents(store, commit, private, files, None, str(error), revision)
     return Contents(store, commit, private, files, latest, revision=revision)
+
+
+def download(
+    contents: Contents,
+    digests: Mapping[str, str | None],
+    target: Path | None = None,
+    again: bool = False,
+) -> Path:
+    """Download files to their paths below `target`, or a cache, and verify them; that folder.
+
+    `digests` has the SHA-256 of each, or None where the caller verifies it. With `again`, what is
+    there is replaced. Raises SnapshotError for a damaged file, StoreError, DiskFault for the Hub
+    client's cache, and OSError for any other folder.
+    """
+    store, commit = contents.store, contents.commit
+    files = {path: contents.files[path] for path in digests}
+    target = _cache_of(contents) if target is None else target
+    store.download_all(commit, files, target, again)
+    if target is None:  # the client says where its cache is
+        path = next(iter(digests))
+        target = store.download(commit, path, None).parents[path.count("/")]
+    for path, digest in digests.items():
+        if digest is not None and sha256_of(target / path) != digest:
+            raise SnapshotError(f"the content of {path} in {contents.name} has changed")
+    return target
+
+
+def _cache_of(contents: Contents) -> Path | None:
+    """Where downloads from a store without commits are kept; None: in the Hub client's cache."""
+    if contents.commit:
+        return None
+    name = hashlib.sha256(contents.store.url.encode()).hexdigest()[:16]
+    return Path(constants.HF_HOME) / "stores" / name
+
+
+def twice(work: Callable[..., Path]) -> Path:
+    """`work()`, and `work(again=True)` if something is damaged, perhaps in transit."""
+    try:
+        return work()
+    except (DiskFault, OtherRun):
+        raise
+    except SnapshotError:
+        return work(again=True)
 
 
 def fetch(
@@ -123,16 +169,9 @@ def fetch(
     Raises SnapshotError if it is not valid even when it is downloaded again, DiskFault if this disk
     refuses it, StoreError if the download fails.
     """
-    target = _cache_of(contents) if root is None else root / PARTIAL
+    target = None if root is None else root / PARTIAL
     try:
-        try:
-            here = _download(contents, folder, target, wanted, refuse)
-        except (DiskFault, OtherRun):
-            raise
-        except SnapshotError:  # perhaps damaged in transit
-            if root is not None:
-                remove_partial(root)
-            here = _download(contents, folder, target, wanted, refuse, again=True)
+        here = twice(partial(_download, contents, folder, target, wanted, refuse))
         if root is None or wanted is not ALL:
             return here
         final = root / folder_name(remote_step(folder))
@@ -148,17 +187,9 @@ def fetch(
     except OSError as error:
         remedy = "Free some space there" if is_full(error) else "Make that folder writable"
         raise DiskFault(
-            f"{folder} of {contents.name} cannot be written to {root or target}: "
+            f"{folder} of {contents.name} cannot be written to {root or _cache_of(contents)}: "
             f"{error.strerror}. {remedy}."
         ) from error
-
-
-def _cache_of(contents: Contents) -> Path | None:
-    """Where downloads from a store without commits are kept; None: in the Hub client's cache."""
-    if contents.commit:
-        return None
-    name = hashlib.sha256(contents.store.url.encode()).hexdigest()[:16]
-    return Path(constants.HF_HOME) / "stores" / name
 
 
 def remove_partial(root: Path) -> None:
@@ -175,7 +206,7 @@ def _download(
     refuse: StateCheck | None,
     again: bool = False,
 ) -> Path:
-    """Download the wanted files of a snapshot, its state first, and verify them; their folder."""
+    """Download the wanted files of a snapshot and verify them; their folder."""
     place, inside = f"{folder} of {contents.name}", f"{folder}/"
     listed = {
         path.removeprefix(inside): file
@@ -185,7 +216,7 @@ def _download(
     manifest = listed.pop(MANIFEST, None)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
         raise SnapshotError(f"{place} has no {MANIFEST} of a valid size")
-    here = _get(contents, [inside + MANIFEST], target, again) / folder
+    here = download(contents, {inside + MANIFEST: None}, target, again) / folder
     try:
         entries = manifest_entries(here)
         if unmatched := sorted((set(listed) ^ set(entries)) | ({STATE} - set(entries))):
@@ -193,18 +224,14 @@ def _download(
         for name, (size, digest) in entries.items():
             if listed[name].size != size or listed[name].sha256 not in (digest, None):
                 raise SnapshotError(f"{place}: {name} is not as its manifest says")
-
-        def get(names: Sequence[str]) -> None:
-            _get(contents, [inside + name for name in names], target, again)
-            for name in names:
-                if sha256_of(here / name) != entries[name][1]:
-                    raise SnapshotError(f"{place} is damaged: the content of {name} has changed")
-
         if refuse is not None:
-            get([STATE])
+            download(contents, {inside + STATE: entries[STATE][1]}, target, again)
             _check_state(contents, folder, read_state(here), refuse)
-        get([name for name in entries if wanted.fullmatch(name)])
-        if wanted is ALL:
+        names = filter(wanted.fullmatch, entries)
+        is_whole = wanted is ALL  # which `check_snapshot` verifies, several files at once
+        digests = {inside + name: None if is_whole else entries[name][1] for name in names}
+        download(contents, digests, target, again)
+        if is_whole:
             check_snapshot(here)
         elif wanted is INFERENCE:
             check_model(here)
@@ -222,17 +249,6 @@ def _check_state(contents: Contents, folder: str, state: RunState, refuse: State
     if contents.latest is not None and state.run_id != contents.latest.run_id:
         raise SnapshotError(f"step {state.step} of {contents.name} belongs to another run")
     refuse(state)
-
-
-def _get(contents: Contents, paths: Sequence[str], target: Path | None, again: bool) -> Path:
-    """Download files to their paths below `target`, or in the Hub client's cache; that folder."""
-    store, commit = contents.store, contents.commit
-    if target is None:  # the client says where its cache is
-        first = store.download(commit, paths[0], None, again)
-        store.download_all(commit, {path: contents.files[path] for path in paths[1:]}, None, again)
-        return first.parents[paths[0].count("/")]
-    store.download_all(commit, {path: contents.files[path] for path in paths}, target, again)
-    return target
 
 
 class NoneWhole(SnapshotError):

@@ -18,6 +18,7 @@ import hubs
 import runs
 from evaluations import T, assert_as_reported, changed, reported
 from snapshot.disk.files import read_json
+from store.kinds import open_store
 
 """Tokens of a window."""
 
@@ -177,6 +178,22 @@ def test_a_repo_has_the_number_of_its_run(
     assert found["model"].startswith(f"{hubs.REPO}@")
 
 
+def test_a_store_of_files_has_the_number_of_its_run(
+    finished_run, text_file, figures, tmp_path, monkeypatch
+):
+    """Its newest snapshot, or the one that is named; each is downloaded once."""
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    store = open_store(f"file://{tmp_path}/shared", 5.0)
+    hubs.upload(store, *(runs.snapshot(finished_run, step) for step in (10, 30)))
+    whole = ("--source", text_file)
+    assert_as_reported(figures(store.url, *whole, "--held-out"), finished_run)
+    older = hubs.folder_of(runs.snapshot(finished_run, 10))
+    for _ in range(2):
+        found = figures(f"{store.url}@{older}", *whole)
+        assert found["loss"] == figures(runs.snapshot(finished_run, 10), *whole)["loss"]
+        monkeypatch.setattr(type(store), "download_all", lambda *_: None)
+
+
 def test_a_model_of_the_hub_is_evaluated(
     near_hub, pretrained, other_text, figures, tmp_path, monkeypatch
 ):
@@ -222,7 +239,6 @@ def test_mistakes_are_sentences(finished_run, pretrained, other_text, refused, t
     for words, sentence in [
         ([tmp_path / "none"], "is neither a folder that exists nor the name of a repo"),
         ([tmp_path], "manifest.json"),
-        (["hf://buckets/me/run"], "is a bucket"),
         ([pretrained], "Name a text with --source."),
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),
         ([finished_run, "--source", tmp_path / "none.txt"], "--source "),

@@ -133,4 +133,4 @@ def test_an_address_that_a_repo_names_is_not_opened(
     hubs.put(near_hub, changed(single_run, tmp_path, source="s3://bucket/rows.parquet"), 30)
     code, sentence = evaluated(hubs.REPO)
     assert code == 2
-    assert "s3://bucket/rows.parquet. For safety, an address from a repo is not opened" in sentence
+    assert "s3://bucket/rows.parquet. For safety, an address from a store is not opened" in sentence

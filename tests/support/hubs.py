@@ -24,7 +24,7 @@ from snapshot.run_store import RunStore
 from store.fetch import read_store
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes, remote_folder
-from store.store import Card, Policy, Transfer, UploadTarget
+from store.store import Card, Policy, Store, Transfer, UploadTarget
 from store.uploader import Uploader
 
 REPO = "me/run"
@@ -63,7 +63,7 @@ def store(timeout: float = 5.0, repo_id: str = REPO, private: bool = True) -> Ru
 
 
 def uploader(
-    hub: Hub | None = None,
+    hub: Store | None = None,
     *,
     run_id: str = "run",
     attempt_id: str = "attempt",
@@ -110,16 +110,22 @@ class Interrupted(Hub):
 def seed(hub: LoopbackHub, *snapshots: Path, repo_id: str = REPO) -> None:
     """Have those snapshots of a run on the hub, as that run would have uploaded them."""
     hub.create(repo_id)
-    state = read_state(snapshots[0])
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         # huggingface_hub 2.4 calls httpx2 so.
         warnings.filterwarnings("ignore", "Use 'content=", DeprecationWarning)
         lead_here(hub, patch)
-        uploads = uploader(Hub(repo_id, 5.0), run_id=state.run_id, attempt_id=state.attempt_id)
-        for snapshot in snapshots:
-            uploads.offer(snapshot, card(snapshot))
-            assert uploads.flush(30), uploads.status()
+        upload(Hub(repo_id, 5.0), *snapshots)
     assert step_of(hub, repo_id) == read_state(snapshots[-1]).step
+
+
+def upload(store: Store, *snapshots: Path) -> None:
+    """Have those snapshots of a run in a store, as that run would have uploaded them."""
+    store.create(private=True)
+    state = read_state(snapshots[0])
+    uploads = uploader(store, run_id=state.run_id, attempt_id=state.attempt_id)
+    for snapshot in snapshots:
+        uploads.offer(snapshot, card(snapshot))
+        assert uploads.flush(30), uploads.status()
 
 
 def publish(hub: LoopbackHub, repo_id: str, folder: Path) -> str:

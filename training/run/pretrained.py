@@ -100,7 +100,7 @@ def find_pretrained(
         base = Base(f"{key}={value}", value, start.folder)
     else:
         found = run_on_main(accelerator, lambda: _open(config))
-        where = decided_by_main(accelerator, lambda: None if found is None else found.name)
+        where = decided_by_main(accelerator, lambda: None if found is None else found.place)
         base = local_main_first(accelerator, lambda: found or _open(config, where))
     if config.data.documents == MASKED:
         sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
@@ -193,11 +193,10 @@ class PretrainedModel:
 
     def _name_base(self, lora: Lora, model: LanguageModel) -> Adapters:
         """What the snapshots of a new run say of the base that it trains adapters around."""
-        folder, repo, content = self.base.folder, self.base.repo, model.config.config_json()
+        folder, content = self.base.folder, model.config.config_json()
         self._base_config = content
         self._base_digest = run_on_main(self._accelerator, lambda: digest_of(folder))
-        name = self._name_of(folder) if repo is None else repo.repo_id
-        commit = None if repo is None else self.base.commit
+        name, commit = self.base.published or (self._name_of(folder), None)
         return Adapters(lora, name, commit, content.get("model_type") == GPT2)
 
     def _find_base(self, lora: Lora, place: Path, state: RunState) -> Adapters:

@@ -39,14 +39,6 @@ def full_temporary_folder(tmp_path, monkeypatch):
         yield
 
 
-def in_folder(store: FileSystem, snapshot) -> None:
-    """Have a snapshot in a shared folder, as its run would have uploaded it."""
-    store.create(private=True)
-    uploads = hubs.uploader(store, run_id=read_state(snapshot).run_id, attempt_id="a" * 32)
-    uploads.offer(snapshot, hubs.card(snapshot))
-    assert uploads.flush(30), uploads.status()
-
-
 @pytest.mark.parametrize("kind", ["a repo", "a folder"])
 def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
     near_hub, finished_run, tmp_path, request, kind
@@ -57,7 +49,7 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
         remote = Hub(hubs.REPO, 5.0)
         hubs.seed(near_hub, newest)
     else:
-        in_folder(remote, newest)
+        hubs.upload(remote, newest)
     request.getfixturevalue("full_temporary_folder")
     store = RunStore(remote, private=True, takeover=False)
     start = newest_of_disk_and_store(store, Start(newest, read_state(newest), ""), newest.parent)
