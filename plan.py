@@ -52,7 +52,7 @@ from planning.fits import (
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
 from snapshot.disk.model import check_described, layout_for, read_config
-from snapshot.disk.shards import snapshot_bytes
+from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import StoreError
 from training.distributed.accelerator import refuse_context
@@ -133,15 +133,14 @@ def fits_of_strategies(
     options: argparse.Namespace, config: Config, model: LanguageModel, shape: Shape, memory: float
 ) -> Found:
     """The strategies for the processes, from the fastest to the one with the lowest memory."""
-    staging = config.snapshot.staging_bytes
-    strategies = candidates(model.config, shape, options.machines, staging)
+    strategies = candidates(model.config, shape, options.machines)
     sequences, micro = config.train.global_batch_size, config.train.micro_batch_size
     if micro is None:
         of_each = Split.of(sequences, None, shape.parts).micro_batch
         micro = micro_batch_that_fits(strategies, of_each, memory)
     split = Split.of(sequences, micro, shape.parts)
     if split.accumulation > 1:
-        strategies = sent_once(strategies, staging, not config.run.sync_each_micro_batch)
+        strategies = sent_once(strategies, not config.run.sync_each_micro_batch)
     return [one.fit(memory, split.micro_batch, split.accumulation) for one in strategies], split
 
 
@@ -266,8 +265,8 @@ def print_plan(
     writer, copies = max(row.writer for row in fits), max(row.copies for row in fits)
     print(
         f"A process that writes a snapshot needs {writer / GIB:.2f} GiB of the machine's memory, "
-        f"and up to {copies / GIB:.2f} GiB of\nwhat is free for copies (snapshot.staging_bytes="
-        f"{config.snapshot.staging_bytes})."
+        f"and {copies / GIB:.2f} GiB for copies\nif twice as much is free; if not, the next update "
+        "waits until it is written."
     )
     print_storage(config, model)
 

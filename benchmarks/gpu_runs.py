@@ -20,7 +20,7 @@ from harness import ROOT, kill_with_children, launch, median
 from safetensors.torch import load_file
 from snapshots import stall_and_durable
 
-from snapshot.disk.files import snapshots_in
+from snapshot.disk.folder import snapshots_in
 
 LARGE_BATCH = 480
 """Sequences of GPT-2's global batch: half a million tokens."""

@@ -83,8 +83,8 @@ def histories(turns: int, shape: str) -> None:
 
 def verifications(turns: int, shape: str) -> None:
     """Print the cost of verifying a snapshot, compared with hashing its files."""
-    from snapshot.disk.files import verify
-    from snapshot.disk.numbers import NumberChecks
+    from snapshot.disk.checking import check_snapshot
+    from snapshot.disk.folder import verify
 
     with tempfile.TemporaryDirectory() as place:
         run = Run(Path(place), 100, shape)
@@ -92,15 +92,15 @@ def verifications(turns: int, shape: str) -> None:
         run.snapshot()
         folder = run.report.last_snapshot
         assert folder is not None
-        times: dict[str, list[float]] = {"sha256": [], "verify": [], "numbers": []}
+        times: dict[str, list[float]] = {"sha256": [], "verify": [], "check": []}
         for _ in range(turns):
             times["sha256"].append(timed(lambda: hash_all(folder)))
             times["verify"].append(timed(lambda: verify(folder)))
-            times["numbers"].append(timed(lambda: verify(folder, read=NumberChecks().read)))
+            times["check"].append(timed(lambda: check_snapshot(folder)))
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     figures = {kind: min(seconds) for kind, seconds in times.items()}
     cells = [f"{figure:.3f} ({figure / figures['sha256']:.2f})" for figure in figures.values()]
-    names = ("MB", "sha256 alone, s", "as the manifest says, s", "and the numbers, s")
+    names = ("MB", "sha256 alone, s", "as the manifest says, s", "and the contents, s")
     print_table(names, [(f"{size:.0f}", *cells)])
     save("snapshots-verify", times)
 

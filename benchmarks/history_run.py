@@ -106,7 +106,7 @@ class Run:
 
     def resume(self) -> None:
         """What a start does with the files of an earlier attempt."""
-        from snapshot.disk.reading import restore
+        from snapshot.disk.load import restore
         from snapshot.start import choose_start
         from training.reporting.console import Console
         from training.reporting.metrics import MetricsFile

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from harness import ROOT, launch, median, print_table, save, spread
@@ -26,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 WAYS = ("shards", "copies", "gathered", "async_save")
 NAMES = {
     "shards": "each process its shards",
-    "copies": "the same, with copies (`staging_bytes`)",
+    "copies": "the same, with copies",
     "gathered": "gathered by the main process",
     "async_save": "torch.distributed.checkpoint, async_save",
 }
@@ -64,11 +63,10 @@ class Bench:
 
         from config.compose import load_config
         from model.gpt import GPT, GPTConfig
-        from snapshot.disk.shards import StagingBuffer
         from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
         from training.reporting.console import Console
-        from training.run.saving import find_peers
+        from training.run.saving import writers_of
         from training.step import make_optimizer
 
         self.place, self.dist = place, dist
@@ -86,11 +84,9 @@ class Bench:
             moments = {key: torch.rand_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {**moments, "step": torch.tensor(1.0)}
         console = Console(self.is_main, 1, 0)
-        self.peers = find_peers(self.accelerator, self.model, place, 600.0, console)
-        assert self.peers is not None
-        assert self.peers.writing
-        room = available_memory() // 4
-        self.copies = StagingBuffer(10**12, lambda: room, pinned=False)
+        self.writers = writers_of(self.accelerator, self.model, place, 600.0, console)
+        assert self.writers.group is not None
+        self.room = available_memory() // 4
         self.group = dist.new_group(backend="gloo")
 
     @property
@@ -118,27 +114,29 @@ class Bench:
         from threading import Thread
 
         from data.tokenizer import CharTokenizer
-        from snapshot.disk.files import folder_name, verify
-        from snapshot.disk.reading import restore
+        from snapshot.disk.folder import folder_name, verify
+        from snapshot.disk.load import restore
+        from snapshot.disk.save import begin_snapshot
         from snapshot.disk.state import RunState
-        from snapshot.disk.writing import Destination, begin_snapshot
+        from snapshot.disk.writers import Writers
 
         state = RunState("run", "attempt", 1, 0, 0, None, {"optim": {"name": "adamw"}}, {})
         self.accelerator.wait_for_everyone()
         begun = time.perf_counter()
-        to = Destination(
-            folder,
-            self.config.snapshot.piece_bytes,
-            self.is_main,
-            None if way == "gathered" else self.peers,
-        )
-        if way == "copies":
-            to = replace(to, buffer=self.copies)
         optimizer = self.optimizer.optimizer
-        pending = begin_snapshot(to, state, self.model, optimizer, CharTokenizer("abc").save)
-        thread = Thread(target=pending.write)
+        snapshot = begin_snapshot(
+            folder,
+            state,
+            self.model,
+            optimizer,
+            CharTokenizer("abc").save,
+            piece_bytes=self.config.snapshot.piece_bytes,
+            writers=Writers(self.is_main) if way == "gathered" else self.writers,
+        )
+        room = self.room if way == "copies" else 0
+        thread = Thread(target=snapshot.write, args=(lambda: room,))
         thread.start()
-        pending.shards.release()
+        snapshot.release()
         held = time.perf_counter() - begun
         thread.join()
         self.accelerator.wait_for_everyone()

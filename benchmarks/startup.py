@@ -86,8 +86,7 @@ def make_snapshots(folder: Path) -> None:
     command = run_in(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
     subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
     sys.path.insert(0, str(ROOT))
-    from snapshot.disk.files import MANIFEST, folder_name
-    from snapshot.disk.writing import atomic_snapshot
+    from snapshot.disk.folder import MANIFEST, atomic_snapshot, folder_name
 
     early, late = folder / "early/snapshots" / folder_name(1), folder / "late/snapshots"
     with atomic_snapshot(late, folder_name(LATE)) as building:

@@ -21,8 +21,7 @@ from data.subwords import tokenizer_of
 from data.tokenizer import refuse_larger_than
 from data.tokenizer_files import GENERATION
 from snapshot.config_values import value_of
-from snapshot.disk.files import visible
-from snapshot.disk.writing import atomic_folder
+from snapshot.disk.folder import atomic_folder, visible
 from snapshot.errors import SnapshotError
 from snapshot.named_model import PIECE_BYTES, NamedModel, find_model, write_model
 from snapshot.source import TIMEOUT_SECONDS

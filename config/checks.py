@@ -48,7 +48,6 @@ RANGES = {
     "snapshot.every": (1, MOST),
     "snapshot.keep": (2, 1_000_000),
     "snapshot.piece_bytes": (1_000_000, 10**15),
-    "snapshot.staging_bytes": (0, 10**15),
     "hub.keep": (1, 1_000_000),
     "hub.milestone_every": (1, MOST),
     "run.collective_timeout_seconds": (1, 1_000_000),

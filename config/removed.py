@@ -44,6 +44,10 @@ REMOVED: dict[str, str] = {
     "snapshot.whole": (
         "leave it out: snapshots are whole models. To save less, train adapters (model.lora_rank)"
     ),
+    "snapshot.staging_bytes": (
+        "leave it out: what an update would change is copied where half of the free memory "
+        "suffices for all of it; otherwise the update waits"
+    ),
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
     "run.adapt_threads": (
         "leave it out; OMP_NUM_THREADS sets the number of threads, at most one for each core"

@@ -155,8 +155,6 @@ class SnapshotConfig:
     """auto: this run's newest, or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
     """Maximum size in bytes of a snapshot's shard files; larger models are split into several."""
-    staging_bytes: int = 4_294_967_296
-    """Memory in bytes per process to copy tensors that are being written; 0: updates wait."""
 
 
 @dataclass

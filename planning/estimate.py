@@ -37,8 +37,8 @@ from planning.allocation_log import (
 )
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.model import ADAPTERS, WHOLE, layout_for
-from snapshot.disk.shards import moment_counts, written_as
 from snapshot.disk.tensor_files import BLOCK_BYTES
+from snapshot.disk.tensors import moment_counts, written_as
 
 EDGE = 2
 """Number of layers at each end that may differ from the others, because FSDP prefetches."""
@@ -297,13 +297,11 @@ class WritingMemory:
     on_host: int
     """CPU memory of each process that writes; 0 if the device is the CPU."""
     copies: int
-    """More CPU memory for `snapshot.staging_bytes`; the run takes less if less is free."""
+    """More CPU memory for copies, if half of what is free suffices for all of them."""
 
 
-def writing_memory(
-    config: ModelConfig, shape: Shape, staging_bytes: int, offload: bool
-) -> WritingMemory:
-    """The peak of `snapshot.disk.writing.begin_snapshot`, without a step at the same time.
+def writing_memory(config: ModelConfig, shape: Shape, offload: bool) -> WritingMemory:
+    """The peak of `snapshot.disk.save.begin_snapshot`, without a step at the same time.
 
     Under FSDP each process writes its own shards.
     """
@@ -317,19 +315,18 @@ def writing_memory(
     for name, parameter in held.items():
         largest = max(largest, parameter.nbytes // parts)
         if layout.is_transposed(name):
-            row = parameter.nbytes // parameter.shape[1]
+            row = parameter.nbytes // parameter.shape[1] // parts
             rows = min(parameter.shape[1], max(1, BLOCK_BYTES // row))
-            block = max(block, rows * row // parts)
+            block = max(block, rows * row)
     converted = 0  # tensors that are not stored as they are: their parameters are gathered first
     for group in written_as(layout, prefix):
         if group.convert is not None:
             converted = max(
                 converted, FLOAT_BYTES * sum(prod(shape) for shape in group.shapes.values())
             )
-    copies = min(staging_bytes, total // parts)
+    copies = total // parts
     if shape.device == "cpu":
         gathered = converted if shape.is_fsdp else 0
-        mapped = shape.is_fsdp
-        return WritingMemory(max(0 if mapped else block, gathered + converted), 0, copies)
+        return WritingMemory(max(block, gathered + converted), 0, copies)
     on_device = 2 * converted if shape.is_fsdp and not offload else 0
     return WritingMemory(on_device, max(largest + block, 2 * converted), copies)

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from config.schema import SnapshotConfig
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
 from model.fp8 import FP8
@@ -94,7 +93,7 @@ class Fit:
     writer: float
     """CPU memory that a process needs to write a snapshot, for a run on GPUs."""
     copies: float
-    """Additional CPU memory that it uses if free (snapshot.staging_bytes)."""
+    """Additional CPU memory that it uses for copies if half of what is free suffices."""
     sent: float
     """Bytes that a process sends in a step."""
     largest_micro_batch: int
@@ -153,14 +152,12 @@ def mesh_strategy(shape: Shape, machines: int) -> Strategy:
 class Candidate:
     """A strategy with the memory estimate of a model under it."""
 
-    def __init__(
-        self, strategy: Strategy, config: ModelConfig, estimate: MemoryEstimate, staging_bytes: int
-    ) -> None:
+    def __init__(self, strategy: Strategy, config: ModelConfig, estimate: MemoryEstimate) -> None:
         self.strategy = strategy
         self.config = config
         self.estimate = estimate
         self.elsewhere = (*OFFLOADED, HOST) if strategy.offload else (HOST,)
-        self.writing = writing_memory(config, strategy.shape, staging_bytes, strategy.offload)
+        self.writing = writing_memory(config, strategy.shape, strategy.offload)
 
     def outside(self, sequences: int) -> float:
         """Bytes of memory other than traced tensors: an estimate."""
@@ -226,18 +223,17 @@ def candidates(
     config: ModelConfig,
     shape: Shape,
     machines: int,
-    staging_bytes: int = SnapshotConfig.staging_bytes,
 ) -> list[Candidate]:
     """All strategies with their memory estimates, from the fastest to the lowest memory."""
     # FSDP has the same shape with and without offloading: one estimate serves both.
     estimate = cache(MemoryEstimate)
     return [
-        Candidate(strategy, config, estimate(config, strategy.shape), staging_bytes)
+        Candidate(strategy, config, estimate(config, strategy.shape))
         for strategy in strategies(shape, machines)
     ]
 
 
-def sent_once(found: list[Candidate], staging_bytes: int, chosen: bool) -> list[Candidate]:
+def sent_once(found: list[Candidate], chosen: bool) -> list[Candidate]:
     """The strategies, and after each that shards, the same with run.sync_each_micro_batch=false.
 
     With `chosen`, as the key of the run, the latter replace the former.
@@ -250,9 +246,7 @@ def sent_once(found: list[Candidate], staging_bytes: int, chosen: bool) -> list[
         if shape.is_fsdp and not strategy.offload:
             once = replace(shape, sync_each=False)
             named = replace(strategy, name=f"{strategy.name}, sent once", shape=once)
-            rows.append(
-                Candidate(named, one.config, MemoryEstimate(one.config, once), staging_bytes)
-            )
+            rows.append(Candidate(named, one.config, MemoryEstimate(one.config, once)))
     return rows
 
 

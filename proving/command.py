@@ -22,7 +22,7 @@ from config.stored import as_plain
 from proving.attempts import Launch
 from proving.lines import GREEN, GREY, RED, Line
 from proving.proof import Proof
-from snapshot.disk.files import write_whole
+from snapshot.disk.folder import write_whole
 from snapshot.disk.state import versions
 from training.distributed.environment import is_main_process, launched
 from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE

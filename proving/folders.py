@@ -13,8 +13,8 @@ from proving.lines import Line, passed, unchecked, within
 from snapshot.comparison import TOLERANCE as WIDER
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.disk.checking import check_model, check_snapshot
-from snapshot.disk.files import manifest_entries
-from snapshot.disk.reading import restore_weights
+from snapshot.disk.folder import manifest_entries
+from snapshot.disk.load import restore_weights
 from snapshot.errors import SnapshotError
 
 CAUSAL = 1e-5

@@ -15,7 +15,7 @@ from proving.ends import KILLED, resumed
 from proving.lines import Line, failed, largest_difference, passed, unchecked, within
 from proving.stores import stored
 from proving.task import STEPS, Outcome, Task
-from snapshot.disk.files import folder_name, read_json, write_json
+from snapshot.disk.folder import folder_name, read_json, write_json
 from snapshot.disk.model import CONFIG
 from training.exits import EXIT_DONE
 

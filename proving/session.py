@@ -26,8 +26,8 @@ from proving.memory import Planned, track_kinds
 from proving.rows import Rows
 from proving.task import IN_SNAPSHOT, IN_STEP, IN_UPLOAD, STEPS, Task
 from proving.text import facts_of_text
-from snapshot.disk.files import step_of, write_json
-from snapshot.disk.reading import TIE
+from snapshot.disk.folder import step_of, write_json
+from snapshot.disk.load import TIE
 from training.distributed.accelerator import split_of, unwrapped
 from training.distributed.environment import is_main_process
 from training.reporting.machine import computed_on

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshot.disk.files import folder_name, read_json, snapshots_in
+from snapshot.disk.folder import folder_name, read_json, snapshots_in
 from snapshot.start import METRICS
 from training.reporting.metrics import read_metrics
 

@@ -28,10 +28,10 @@ from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_model, check_snapshot, frozen_in
-from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.folder import manifest_entries, read_json, snapshot_folders, snapshots_in
 from snapshot.disk.model import layout_for, read_adapters
-from snapshot.disk.shards import kept_in
 from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
+from snapshot.disk.tensors import kept_in
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
 from store.fetch import Contents, fetch_newest, read_store

@@ -21,13 +21,14 @@ from data.tokenizer import TOKENIZER_FILES, lacks_file
 from data.tokenizer_files import CHAT_TEMPLATE, GENERATION, MORE_TEMPLATES
 from model.families import ARCHITECTURES
 from model.family import ModelConfig
-from snapshot.disk.files import (
+from snapshot.disk.folder import (
     expanded,
     names_in,
     readable,
     snapshot_folders,
     snapshots_in,
 )
+from snapshot.disk.load import TIE, TensorReader, files_of, has_own_output
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -37,7 +38,6 @@ from snapshot.disk.model import (
     model_config,
     read_config,
 )
-from snapshot.disk.reading import TIE, TensorReader, files_of, has_own_output
 from snapshot.errors import SnapshotError
 from snapshot.source import Source, find
 from store.errors import StoreError, StoreUnreachable

@@ -16,8 +16,8 @@ from model.families import build_empty
 from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
+from snapshot.disk.load import restore_weights
 from snapshot.disk.model import WHOLE, layout_for, prefix_of
-from snapshot.disk.reading import restore_weights
 from snapshot.errors import SnapshotError
 
 TOKENS = 64

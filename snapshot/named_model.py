@@ -13,10 +13,12 @@ from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.base import Base, base_of, check_weights, open_base_of
-from snapshot.disk.files import (
+from snapshot.disk.folder import (
     MANIFEST,
+    atomic_folder,
     write_json,
 )
+from snapshot.disk.load import restore_weights
 from snapshot.disk.model import (
     CONFIG,
     WHOLE,
@@ -26,11 +28,9 @@ from snapshot.disk.model import (
     read_adapters,
     read_config,
 )
-from snapshot.disk.reading import restore_weights
-from snapshot.disk.shards import shapes_of, shards_of_weights
 from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
-from snapshot.disk.writing import atomic_folder
+from snapshot.disk.tensors import entries_of_weights, shapes_of
 from snapshot.errors import SnapshotError
 from snapshot.source import TIMEOUT_SECONDS, Source, find
 from store.fetch import INFERENCE
@@ -144,10 +144,10 @@ def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_byt
     """
     if named.adapters is not None:
         merge_adapters(model)
-    shards = shards_of_weights(model.layout(), WHOLE)
-    planned = plan_files(shapes_of(shards), WHOLE, piece_bytes)
+    entries = entries_of_weights(model.layout(), WHOLE)
+    planned = plan_files(shapes_of(entries), WHOLE, piece_bytes)
     create_files(folder, WHOLE, planned)
-    with TensorFiles(folder, planned, maps=True) as files:
-        for shard in shards:
-            shard.write(files)
+    with TensorFiles(folder, planned) as files:
+        for part in (part for entry in entries for part in entry.parts()):
+            part.write(files)
     write_json(folder / CONFIG, named.sizes.config_json())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from snapshot.disk.files import LARGEST_STEP
+from snapshot.disk.folder import LARGEST_STEP
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from store.errors import (

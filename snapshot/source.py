@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import (
+from snapshot.disk.folder import (
     expanded,
     newest_verified,
     snapshot_folders,

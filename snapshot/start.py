@@ -12,14 +12,14 @@ from pathlib import Path
 from data.public_names import public_resume
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import (
+from snapshot.disk.folder import (
     TEMPORARY_PREFIX,
     folder_name,
     manifest_sha256,
     newest_verified,
+    remove_leftovers,
     snapshots_in,
 )
-from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from snapshot.run_store import RunStore, contents_at_start, with_newest

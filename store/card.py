@@ -14,7 +14,7 @@ from common.printable import printable
 from data.public_names import public_name
 from model.family import ModelConfig
 from snapshot.config_values import value_of
-from snapshot.disk.files import folder_name
+from snapshot.disk.folder import folder_name
 from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.hub import REPO_ID

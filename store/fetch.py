@@ -16,16 +16,17 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from snapshot.disk.checking import check_model, check_snapshot
-from snapshot.disk.files import (
+from snapshot.disk.folder import (
     MANIFEST,
     SYSTEM_FILES,
+    atomic_folder,
     folder_name,
+    make_way,
     manifest_entries,
+    remove_folder,
     sha256_of,
 )
-from snapshot.disk.pruning import make_way, remove_folder
 from snapshot.disk.state import STATE, RunState, read_state
-from snapshot.disk.writing import atomic_folder
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import NoFile, NoRevision
 from store.latest import FOLDER, WRITTEN_BY_010, Latest, remote_step

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from snapshot.disk.files import MANIFEST, SYSTEM_FILES, entries_in, parse_json
+from snapshot.disk.folder import MANIFEST, SYSTEM_FILES, entries_in, parse_json
 from snapshot.disk.state import STATE, state_in
 from snapshot.errors import SnapshotError
 from store.latest import FOLDER, LATEST, Latest, folders_in, remote_step

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from data.tokenizer import TOKENIZER_FILES
-from snapshot.disk.files import MANIFEST, entries_in, parse_json
+from snapshot.disk.folder import MANIFEST, entries_in, parse_json
 from snapshot.disk.state import STATE
 from store.errors import StoreError, StoreRefused, StoreUnreachable
 from store.fence import Fenced

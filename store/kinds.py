@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshot.disk.files import visible
+from snapshot.disk.folder import visible
 from snapshot.errors import SnapshotError
 from store.file_system import BUCKETS, FileSystem
 from store.files_attempt import FilesAttempt

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from snapshot.disk.files import LARGEST_STEP, MANIFEST, parse_json
+from snapshot.disk.folder import LARGEST_STEP, MANIFEST, parse_json
 from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"

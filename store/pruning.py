@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from snapshot.disk.files import MANIFEST, entries_in, parse_json
+from snapshot.disk.folder import MANIFEST, entries_in, parse_json
 from snapshot.errors import SnapshotError
 from store.latest import Latest, folders_in, remote_step
 from store.store import Policy, RemoteFile, Store

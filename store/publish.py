@@ -19,7 +19,7 @@ import huggingface_hub  # imports the rest at its first use
 
 from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
-from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, verify
+from snapshot.disk.folder import MANIFEST, manifest_entries, manifest_sha256, verify
 from snapshot.disk.model import ADAPTER_CONFIG, CONFIG
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, StoreRefused

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from snapshot.disk.files import sha256_of
+from snapshot.disk.folder import sha256_of
 from snapshot.errors import SnapshotError
 from store.fetch import Contents
 from store.latest import Latest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 
-from snapshot.disk.files import folder_name
+from snapshot.disk.folder import folder_name
 from store.errors import NoRevision, StoreError, StoreMoved, StoreRefused, Unsupported
 from store.fence import Behind, Fenced
 from store.fetch import read_store

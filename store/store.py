@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from snapshot.disk.files import step_of
+from snapshot.disk.folder import step_of
 from snapshot.errors import SnapshotError
 from store.errors import StoreOffline, StoreRefused, StoreSilent, StoreUnreachable
 from store.fence import Fence

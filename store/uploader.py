@@ -16,7 +16,7 @@ from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
 
-from snapshot.disk.files import MANIFEST
+from snapshot.disk.folder import MANIFEST
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, StoreMoved, StoreRefused, StoreUnreachable
 from store.fence import Behind, Fenced

@@ -19,7 +19,7 @@ from model.family import ModelConfig
 from model.layout import Layout, ModelError
 from model.lora import Lora, LoraError
 from snapshot.config_values import value_of
-from snapshot.disk.files import read_json, write_json
+from snapshot.disk.folder import read_json, write_json
 from snapshot.disk.state import STATE
 from snapshot.errors import SnapshotError
 

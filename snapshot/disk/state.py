@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from model.attention import CPU_WAYS, KERNELS
 from model.frozen import KINDS
-from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
+from snapshot.disk.folder import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
 from snapshot.errors import SnapshotError, WrittenBefore
 
 STATE = "state.json"
@@ -108,7 +109,7 @@ def state_in(content: Any, folder: str) -> RunState:
         "step and epoch": 1 <= state.step <= LARGEST_STEP and 0 <= state.epoch <= LARGEST_STEP,
         "seed and skipped_steps": 0 <= state.seed < 2**32
         and 0 <= state.skipped_steps <= state.step,
-        "best_loss": state.best_loss is None or math.isfinite(state.best_loss),
+        "best_loss": state.best_loss is None or abs(state.best_loss) <= sys.float_info.max,
         "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
         "attention": state.attention in (None, *CPU_WAYS, *KERNELS),
         "frozen_dtype": state.frozen_dtype in (None, *KINDS),

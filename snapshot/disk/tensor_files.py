@@ -7,32 +7,26 @@ file at once. The bytes are those of safetensors' `save_file`. All tensors are f
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
+from itertools import product
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from model.layout import FLOAT_BYTES, Shape
-from snapshot.disk.files import write_json
+from snapshot.disk.folder import write_json
+from snapshot.errors import NumberFault
 
-MOST_TENSORS = 20_000
-"""In one file; a header with 300,000 takes seconds to parse."""
-METADATA = "__metadata__"
 ALIGNMENT = 8
 """The data of a safetensors file begins at a multiple of it."""
 BLOCK_BYTES = 32 << 20
-"""Bytes that are copied or mapped at once."""
-MADV_POPULATE_WRITE = 23
-"""Since Linux 5.14. It prepares pages at once. A full disk makes it fail instead of SIGBUS."""
+"""Bytes that are converted and written at once."""
 Slices = tuple[slice, ...]
 
 
@@ -54,7 +48,7 @@ class TensorFile:
     @classmethod
     def of(cls, name: str, shapes: dict[str, Shape]) -> TensorFile:
         """The file with tensors of these shapes."""
-        entries: dict[str, Any] = {METADATA: {"format": "pt"}}
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for tensor in sorted(shapes):  # as save_file does
             begin, end = end, end + bytes_of(shapes[tensor])
@@ -84,7 +78,7 @@ def plan_files(shapes: Mapping[str, Shape], prefix: str, most_bytes: int) -> lis
     filled = 0
     for name, shape in shapes.items():
         size = bytes_of(shape)
-        if groups[-1] and (filled + size > most_bytes or len(groups[-1]) == MOST_TENSORS):
+        if groups[-1] and filled + size > most_bytes:
             groups.append({})
             filled = 0
         groups[-1][name] = shape
@@ -114,115 +108,79 @@ def create_files(folder: Path, prefix: str, files: Sequence[TensorFile]) -> None
 
 
 class TensorFiles:
-    """The files that `create_files` has created, into which this process writes tensors.
+    """The files of `create_files`, into which several processes may write tensors at once."""
 
-    With `maps`, columns of a matrix are written through a memory map. Only processes of one machine
-    may do so at once: a network file system may write back whole pages.
-    """
-
-    def __init__(self, folder: Path, files: Iterable[TensorFile], maps: bool) -> None:
-        self._folder, self._maps = folder, maps and sys.platform == "linux"
+    def __init__(self, folder: Path, files: Iterable[TensorFile]) -> None:
+        self._folder = folder
         self._file_of = {name: file for file in files for name in file.shapes}
-        self._open_name, self._descriptor = "", -1
-        self._touched: set[str] = set()
+        self._descriptors: dict[str, int] = {}
 
     def write(self, name: str, numbers: Tensor, slices: Slices | None = None) -> None:
-        """Write all of a tensor, or the `slices` of it. Raises OSError.
+        """Write all of a tensor, or the `slices` of it. Raises OSError and NumberFault.
 
         `numbers` are on the CPU, of any strides. Frozen ones may have 16 bits, and become float32.
+        They must be finite: one weight that is NaN makes every loss NaN.
         """
         if not numbers.numel():  # with many processes, some have no part of a small tensor
             return
         file = self._file_of[name]
-        self._open(file.name)
         shape = file.shapes[name]
-        if slices is None:
-            slices = tuple(slice(0, size) for size in shape)
-        for offset, block in self._blocks(numbers, file.begins[name], shape, slices):
-            array: Any = block.float().numpy()
-            content = memoryview(array).cast("B")
-            while content:  # a system call writes at most 2 GB
-                written = os.pwrite(self._descriptor, content, offset)
-                content, offset = content[written:], offset + written
+        if not shape:
+            numbers, shape = numbers[None], (1,)
+        slices = tuple(slice(0, size) for size in shape) if slices is None else slices
+        rows = max(1, BLOCK_BYTES // bytes_of(numbers.shape[1:]))
+        for row in range(0, len(numbers), rows):
+            block = numbers[row : row + rows].float().contiguous().numpy()
+            _refuse_infinite(name, block)
+            first = slices[0].start + row
+            for offset, run in _runs(block, shape, (slice(first, first + len(block)), *slices[1:])):
+                self._write_at(file, file.begins[name] + offset, run)
 
     def flush(self) -> None:
-        """Write the files that this process has changed to the disk, and close them."""
-        for name in sorted(self._touched):
-            self._open(name)
-            os.fsync(self._descriptor)
-        self._close()
+        """Write what this process has written to the disk. Raises OSError."""
+        for descriptor in self._descriptors.values():
+            os.fsync(descriptor)
 
     def __enter__(self) -> TensorFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
 
-    def _open(self, name: str) -> None:
-        if name == self._open_name:
+    def _write_at(self, file: TensorFile, offset: int, numbers: np.ndarray) -> None:
+        if file.name not in self._descriptors:
+            self._descriptors[file.name] = os.open(self._folder / file.name, os.O_WRONLY)
+        descriptor = self._descriptors[file.name]
+        written = os.pwrite(descriptor, numbers.data, offset)
+        if written < numbers.nbytes:  # a disk that is nearly full; the next call says that it is
+            rest = numbers.data.cast("B")
+            while written < len(rest):
+                written += os.pwrite(descriptor, rest[written:], offset + written)
+
+
+def _refuse_infinite(name: str, numbers: np.ndarray) -> None:
+    """Raise NumberFault unless all numbers are finite."""
+    with np.errstate(all="ignore"):
+        if isfinite(numbers.sum()):  # one fast pass: a NaN or infinity is in the sum, too
             return
-        self._close()
-        mode = os.O_RDWR if self._maps else os.O_WRONLY
-        self._descriptor, self._open_name = os.open(self._folder / name, mode), name
-        self._touched.add(name)
-
-    def _close(self) -> None:
-        if self._open_name:
-            os.close(self._descriptor)
-            self._open_name = ""
-
-    def _blocks(
-        self, numbers: Tensor, begin: int, shape: Shape, slices: Slices
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Offset and numbers of what is written of the slices of a tensor that begins at `begin`.
-
-        What can be copied through a map has been written already.
-        """
-        first = slices[0].start if slices else 0
-        if slices[1:] == tuple(slice(0, size) for size in shape[1:]):
-            yield from _whole_rows(numbers, begin, first)
-            return
-        begin += FLOAT_BYTES * first * prod(shape[1:])
-        if len(shape) == 2:
-            yield from self._parts_of_rows(numbers, begin, shape[1], slices[1].start)
-            return
-        for i, matrix in enumerate(numbers):
-            at = begin + FLOAT_BYTES * i * prod(shape[1:])
-            yield from self._blocks(matrix, at, shape[1:], slices[1:])
-
-    def _parts_of_rows(
-        self, numbers: Tensor, begin: int, columns: int, first: int
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Some columns of a matrix, from column `first` on: offset and numbers of each row."""
-        rows = max(1, BLOCK_BYTES // (columns * FLOAT_BYTES))
-        for row in range(0, len(numbers), rows):
-            block = numbers[row : row + rows]
-            offset = begin + FLOAT_BYTES * (row * columns + first)
-            if not self._copy_mapped(offset, columns, block):
-                for i, line in enumerate(block.contiguous()):
-                    yield offset + FLOAT_BYTES * i * columns, line
-
-    def _copy_mapped(self, offset: int, columns: int, block: Tensor) -> bool:
-        """Copy rows that lie `columns` apart through a map; whether this could be done."""
-        if not self._maps:
-            return False
-        count = (len(block) - 1) * columns + block.shape[1]
-        margin = offset % mmap.ALLOCATIONGRANULARITY
-        with suppress(OSError):
-            length = margin + FLOAT_BYTES * count
-            with mmap.mmap(self._descriptor, length, offset=offset - margin) as pages:
-                pages.madvise(MADV_POPULATE_WRITE)
-                numbers = torch.frombuffer(pages, dtype=torch.float32, count=count, offset=margin)
-                numbers.as_strided(block.shape, (columns, 1)).copy_(block)
-                del numbers  # or the pages could not be closed
-                return True
-        return False
+    wrong = numbers[~np.isfinite(numbers)]
+    if len(wrong):
+        raise NumberFault(f"it has {wrong[0]:g} in {name[:100]!r}, and only finite numbers train")
 
 
-def _whole_rows(numbers: Tensor, begin: int, first: int) -> Iterator[tuple[int, Tensor]]:
-    """Rows of a tensor, from row `first` on: offset and numbers of each block of them."""
-    numbers = numbers if numbers.ndim else numbers[None]
-    row_bytes = FLOAT_BYTES * numbers.numel() // len(numbers)
-    rows = max(1, BLOCK_BYTES // row_bytes)
-    for row in range(0, len(numbers), rows):
-        yield begin + (first + row) * row_bytes, numbers[row : row + rows].contiguous()
+def _runs(numbers: np.ndarray, shape: Shape, slices: Slices) -> Iterator[tuple[int, np.ndarray]]:
+    """What lies in one piece in the file: offsets in bytes from the tensor's begin, and numbers.
+
+    `numbers` are the `slices` of a tensor of that shape. Some columns of a matrix are a piece in
+    each row.
+    """
+    last = len(shape) - 1
+    while last and slices[last] == slice(0, shape[last]):
+        last -= 1
+    steps = [bytes_of(shape[axis + 1 :]) for axis in range(last + 1)]
+    rows = zip(slices[:last], steps[:last], strict=True)
+    places = product(*(range(one.start * step, one.stop * step, step) for one, step in rows))
+    begin = slices[last].start * steps[last]
+    for place, run in zip(places, numbers.reshape(-1, prod(numbers.shape[last:])), strict=True):
+        yield begin + sum(place), run

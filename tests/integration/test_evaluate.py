@@ -17,7 +17,7 @@ import families
 import hubs
 import runs
 from evaluations import T, assert_as_reported, changed, reported
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 from store.kinds import open_store
 
 """Tokens of a window."""

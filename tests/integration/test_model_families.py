@@ -28,11 +28,11 @@ from small_snapshots import CONFIG, state_at
 from snapshot.base import open_base
 from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import read_json, write_json
+from snapshot.disk.folder import read_json, write_json
+from snapshot.disk.load import restore
 from snapshot.disk.model import check_described, layout_for, model_config
-from snapshot.disk.reading import restore
+from snapshot.disk.save import begin_snapshot
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import find_model
 from training.run.same_run import refuse_other_run
@@ -80,8 +80,7 @@ def update(model, optimizer, ids=IDS) -> float:
 
 def save(root, model, optimizer, step: int):
     state = state_at(step, name="muon")
-    to = Destination(root, piece_bytes=10**9)
-    return begin_snapshot(to, state, model, optimizer, TOKENIZER.save).write()
+    return begin_snapshot(root, state, model, optimizer, TOKENIZER.save).write()
 
 
 @pytest.fixture(scope="module")

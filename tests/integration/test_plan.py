@@ -51,7 +51,7 @@ from planning.fits import (
 from planning.kernels import cuda_kernels
 from small_snapshots import state_at
 from snapshot.disk.model import layout_for
-from snapshot.disk.writing import Destination, begin_snapshot
+from snapshot.disk.save import begin_snapshot
 from tracked import tracked
 from training.evaluation import TOKENS, held_out_loss
 from training.step import make_optimizer
@@ -108,7 +108,7 @@ def counted_phases(
         tracker.place = ("snapshot", 1)
         state = state_at(1)
         rest = lambda _: None  # noqa: E731
-        begin_snapshot(Destination(folder, PIECE), state, model, optimizer, rest).write()
+        begin_snapshot(folder, state, model, optimizer, rest, piece_bytes=PIECE).write()
     found: dict[str, int] = {}
     for total, place in zip(tracker.log.totals(), tracker.log.places, strict=True):
         if place[1:] == (1,):
@@ -278,7 +278,6 @@ def counted_by_train_py(config: str, processes: int, folder: Path, *words: str) 
     command[at : at + 1] = [str(runs.ROOT / "benchmarks" / "measured.py"), str(folder)]
     command += ["train.micro_batch_size=2", f"snapshot.piece_bytes={PIECE}"]
     command += ["run.attention=products"]  # what plan.py assumes
-    command.append("snapshot.staging_bytes=0")
     result = runs.run([*command, f"run.dir={folder / 'run'}"])
     assert result.returncode == 0, result.stderr
     found = [json.loads((folder / f"{n}.json").read_text()) for n in range(processes)]

@@ -12,9 +12,9 @@ import families
 import hubs
 import runs
 from model.families import build_model
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
+from snapshot.disk.load import restore_weights
 from snapshot.disk.model import model_config
-from snapshot.disk.reading import restore_weights
 
 SHAPES = {
     "accumulated": ("cpu.yaml", 1, ("train.micro_batch_size=4",)),

@@ -22,12 +22,11 @@ from snapshot import comparison
 from snapshot.__main__ import main
 from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_model, check_snapshot
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
+from snapshot.disk.load import restore
 from snapshot.disk.model import ADAPTERS, model_config
-from snapshot.disk.numbers import refuse_other_counts
-from snapshot.disk.reading import restore
-from snapshot.disk.shards import snapshot_bytes
-from snapshot.disk.writing import Destination, begin_snapshot
+from snapshot.disk.save import begin_snapshot
+from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
 from snapshot.errors import SnapshotError, Unresumable
 from training.distributed.accelerator import Accelerator
 from training.run.pretrained import refuse_undescribed
@@ -84,8 +83,7 @@ def attempt(name: str) -> tuple[GPT, torch.optim.Optimizer]:
 
 def save(folder, name: str, model: GPT, optimizer: torch.optim.Optimizer, step: int = 2):
     state = state_at(step, name=name)
-    to = Destination(folder, piece_bytes=10**9)
-    return begin_snapshot(to, state, model, optimizer, TOKENIZER.save).write()
+    return begin_snapshot(folder, state, model, optimizer, TOKENIZER.save).write()
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *STOCK])

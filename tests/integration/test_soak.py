@@ -17,7 +17,7 @@ import hubs
 import runs
 from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
-from snapshot.disk.files import verify
+from snapshot.disk.folder import verify
 
 MINUTES = 30
 BETWEEN_SECONDS = (20, 40)

@@ -18,7 +18,7 @@ from model.lora import Lora, LoraError
 from sealed import seal
 from snapshot.base import open_base_of
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 from snapshot.disk.model import read_adapters
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError

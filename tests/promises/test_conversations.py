@@ -10,7 +10,7 @@ import torch
 
 import chats
 import runs
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 
 SHAPES = {
     "accumulated": ("cpu.yaml", 1, ("train.micro_batch_size=2",)),

@@ -16,7 +16,7 @@ from config.compose import load_config
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from small_snapshots import state_at
-from snapshot.disk.files import verify
+from snapshot.disk.folder import verify
 from snapshot.disk.state import RunState, read_state
 from snapshot.start import Start
 from training.evaluation import sample_text

@@ -13,8 +13,7 @@ from config.compose import load_config
 from config.schema import ConfigError
 from small_snapshots import trained, write
 from snapshot.__main__ import main
-from snapshot.disk.files import verify
-from snapshot.disk.pruning import prune
+from snapshot.disk.folder import MANIFEST, prune, verify
 from tracing.session import load_traced_config
 from training.run.run_dir import RunLock
 from training.run.start import lock_run_dir
@@ -110,18 +109,18 @@ def test_a_folder_where_a_snapshot_will_be_is_set_aside(tmp_path):
     assert (tmp_path / "here" / WEIGHTS).is_file()
 
 
-def test_only_whole_snapshots_count_and_what_holds_more_stays(tmp_path):
+def test_only_snapshots_count_and_what_holds_more_stays(tmp_path):
     places = {step: tmp_path / f"step-{step:08d}" for step in range(7)}
     for step in range(1, 6):
         write(tmp_path, step, *trained(step))
-    (places[4] / WEIGHTS).unlink()
+    (places[4] / MANIFEST).unlink()
     put(places[1] / "notes.txt")
     places[0].symlink_to(places[1])
-    prune(tmp_path, keep=2, newest=5)
+    prune(tmp_path, 5, keep=2)
     assert {step for step in places if places[step].exists()} == {0, 1, 3, 4, 5}
     write(tmp_path, 6, *trained(6))
-    prune(tmp_path, keep=2, newest=6)
-    assert {step for step in places if places[step].exists()} == {0, 1, 5, 6}
+    prune(tmp_path, 6, keep=2)
+    assert {step for step in places if places[step].exists()} == {0, 1, 4, 5, 6}
 
 
 def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsys):

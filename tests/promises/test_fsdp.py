@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import preload
 import runs
 from kills import after_a_rename, kill_at
-from snapshot.disk.files import manifest_sha256, newest_verified, read_json, verify
+from snapshot.disk.folder import manifest_sha256, newest_verified, read_json, verify
 
 PIECE_BYTES = 1_000_000
 

@@ -18,7 +18,7 @@ from model.gpt import GPT, GPTConfig
 from sealed import is_refused, seal
 from small_snapshots import state_at
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.writing import Destination, begin_snapshot
+from snapshot.disk.save import begin_snapshot
 from snapshot.errors import SnapshotError
 from subword_folders import foreign_folder, trained
 
@@ -35,8 +35,7 @@ def snapshot_with(tokenizer: Tokenizer, rows: int, root: Path) -> Path:
         optimizer.step()
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": rows}
     state = state_at(STEP, data)
-    save = tokenizer.save
-    return begin_snapshot(Destination(root, 10**9), state, model, optimizer, save).write()
+    return begin_snapshot(root, state, model, optimizer, tokenizer.save).write()
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +109,7 @@ MUTATIONS = {
     "nothing": content(b""),
     "deep": content(b"[" * 10**6),
     "deep in place": content(b'{"model": ' * 10**5),
-    "many values": content(b'{"model": [' + b"0," * 8_000_000 + b"0]}"),
-    "as many values as there may be": content(b'{"model": [' + b"0," * 2_400_000 + b"0]}"),
+    "many values": content(b'{"model": [' + b"0," * 2_400_000 + b"0]}"),
     "too large": content(b'"' + b"a" * (65 << 20) + b'"'),
     "large": content(b'"' + b"a" * (20 << 20) + b'"'),
     "gone": lambda folder: (folder / "tokenizer.json").unlink(),

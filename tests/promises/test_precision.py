@@ -13,8 +13,7 @@ import torch
 
 import runs
 from kills import kill_at
-from snapshot.disk.files import snapshot_folders, verify
-from snapshot.disk.writing import atomic_snapshot
+from snapshot.disk.folder import atomic_snapshot, snapshot_folders, verify
 
 STEPS = 30
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}

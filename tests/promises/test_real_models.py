@@ -17,9 +17,9 @@ import runs
 import sample
 from data.subwords import tokenizer_of
 from model.families import build_model
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
+from snapshot.disk.load import restore_weights
 from snapshot.disk.model import model_config
-from snapshot.disk.reading import restore_weights
 from snapshot.named_model import find_model
 
 QUICK = ("gpt2",)

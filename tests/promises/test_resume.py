@@ -9,7 +9,7 @@ import pytest
 
 import runs
 from sealed import seal
-from snapshot.disk.files import MANIFEST, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.folder import MANIFEST, read_json, snapshot_folders, snapshots_in
 from snapshot.disk.state import STATE
 
 

@@ -18,8 +18,8 @@ from data.subwords import load_tokenizer
 from kills import after_a_rename, kill_at
 from model.gpt import GPT, GPTConfig
 from runs import CONSTANT, relative_difference
-from snapshot.disk.files import read_json
-from snapshot.disk.reading import restore_weights
+from snapshot.disk.folder import read_json
+from snapshot.disk.load import restore_weights
 from subword_folders import foreign_folder
 
 BPE = "data.tokenizer=bpe:300"

@@ -10,8 +10,8 @@ import runs
 from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
-from snapshot.disk.files import read_json
-from snapshot.disk.reading import restore_weights
+from snapshot.disk.folder import read_json
+from snapshot.disk.load import restore_weights
 
 PROMPT = "The run goes\non"
 

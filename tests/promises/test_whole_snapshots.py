@@ -12,7 +12,7 @@ import pytest
 import runs
 from disks import Quota, Tmpfs, mounted
 from paced import paced, read_until
-from snapshot.disk.files import newest_verified, snapshot_folders, verify
+from snapshot.disk.folder import newest_verified, snapshot_folders, verify
 from snapshot.errors import SnapshotError
 
 

@@ -3,9 +3,10 @@
 python tests/support/beside.py goes_on|lags|fails|dies key=value ...
 
 Where that step waits for the snapshot, the run fails; also where an update does not, with `goes_on`
-and no memory for copies. With `lags`, a snapshot is written only when three more updates have been
-made. With `fails` the step itself does, while a snapshot is being written; with `dies` the process
-of rank 1 does, and the snapshot is written only when the others have been told to end.
+and no memory for copies. With `lags`, the copies that an update makes are written only when three
+more updates have been made. With `fails` the step itself does, while a snapshot is being written;
+with `dies` the process of rank 1 does, and the snapshot is written only when the others have been
+told to end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from model.gpt import GPT
-from snapshot.disk.writing import PendingSnapshot
+from snapshot.disk.save import Snapshot
+from snapshot.disk.tensors import Part
 from training.run import command, saving
 from training.run.session import Session
 from training.run.signals import Signals
@@ -32,34 +34,45 @@ def main(config, session) -> int:
     begun, in_step, whole = threading.Event(), threading.Event(), threading.Event()
     lagged = threading.Semaphore(0)
     beside: list[int] = []
-    pending: list[PendingSnapshot] = []
+    pending: list[Snapshot] = []
+    lags_left = threading.Event()
     begin, forward, restore = saving.begin_snapshot, GPT.forward, Session.restore
+    write_part = Part.write
     whole.set()
 
-    def begin_and_linger(to, state, *rest):
-        snapshot = begin(to, state, *rest)
+    def begin_and_linger(root, state, *rest, **more):
+        snapshot = begin(root, state, *rest, **more)
         write, step = snapshot.write, state.step
 
-        def write_in_step() -> Path:
+        def write_in_step(*arguments) -> Path:
             if threading.current_thread() is not threading.main_thread():
                 assert in_step.wait(LONGEST_SECONDS), "the step waits for the snapshot"
                 assert ending != "dies" or told_to_end.wait(LONGEST_SECONDS), "nobody told"
-                for _ in range(LAG if ending == "lags" else 0):
-                    assert lagged.acquire(timeout=LONGEST_SECONDS), "no update comes"
                 beside.append(step)
             try:
-                return write()
+                return write(*arguments)
             finally:
                 whole.set()
 
         snapshot.write = write_in_step
         pending[:] = [snapshot]
+        lags_left.set()
         while lagged.acquire(blocking=False):
             pass
         begun.set()
         in_step.clear()
         whole.clear()
         return snapshot
+
+    def write_late(part, files) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            snapshot = pending[0]
+            assert snapshot._update_is_next.wait(LONGEST_SECONDS), "no update comes"
+            if snapshot._released.is_set() and lags_left.is_set():  # the first copy
+                lags_left.clear()
+                for _ in range(LAG):
+                    assert lagged.acquire(timeout=LONGEST_SECONDS), "no more updates come"
+        write_part(part, files)
 
     def forward_and_tell(model, *rest, **named):
         if model.training and not whole.is_set():
@@ -73,8 +86,7 @@ def main(config, session) -> int:
     def refuse_to_change(*_) -> None:
         lagged.release()
         if ending == "goes_on" and pending:
-            shards = pending[0].shards
-            assert shards._written == len(shards._shards), "the weights change under it"
+            assert not pending[0]._parts, "the weights change under it"
 
     def restore_and_watch(session, model, optimizer, *rest):
         restore(session, model, optimizer, *rest)
@@ -82,6 +94,10 @@ def main(config, session) -> int:
 
     saving.begin_snapshot, GPT.forward = begin_and_linger, forward_and_tell
     Session.restore = restore_and_watch
+    if ending == "lags":
+        Part.write = write_late
+    if ending == "goes_on":
+        saving.room_for_copies = lambda: 0
     code = train.main(config, session)
     if beside:
         print(f"beside a step: {beside}")

@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from sealed import seal
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 
 T = 16
 

@@ -18,7 +18,7 @@ from huggingface_hub.utils._xet import abort_xet_session
 
 from loopback_hub import LoopbackHub
 from loopback_store import Repo
-from snapshot.disk.files import manifest_sha256
+from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.run_store import RunStore
 from store.fetch import read_store

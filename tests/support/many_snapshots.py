@@ -10,9 +10,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from snapshot.disk.files import folder_name, manifest_sha256, read_json, write_json
+from snapshot.disk.folder import (
+    atomic_snapshot,
+    folder_name,
+    manifest_sha256,
+    read_json,
+    write_json,
+)
 from snapshot.disk.state import read_state
-from snapshot.disk.writing import atomic_snapshot
 from store.hub import Hub
 from store.store import Card, Policy, UploadTarget
 from store.uploader import Uploader

@@ -139,7 +139,7 @@ FAULTS = [
     ),
     Fault(
         "optimizer state not restored",
-        "snapshot/disk/reading.py",
+        "snapshot/disk/load.py",
         "    restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "
         '"optim.name"))',
         "    pass",
@@ -147,14 +147,14 @@ FAULTS = [
     ),
     Fault(
         "a snapshot that lacks one moment",
-        "snapshot/disk/shards.py",
+        "snapshot/disk/tensors.py",
         "        for key, value in sorted(state.items()):",
         "        for key, value in sorted(state.items())[1:]:",
         ("killed in a step", "killed in a snapshot", "snapshot is whole", "the first steps"),
     ),
     Fault(
         "weights saved in half",
-        "snapshot/disk/shards.py",
+        "snapshot/disk/tensors.py",
         "                value = cut_like(value.detach(), parameter)",
         "                value = cut_like(value.detach().half().float(), parameter)",
         SAME,
@@ -190,7 +190,7 @@ FAULTS = [
     ),
     Fault(
         "the final name first, then the files",
-        "snapshot/disk/writing.py",
+        "snapshot/disk/save.py",
         "    building, final = root / temporary_name(name), root / name",
         "    building = final = root / name",
         ("the first steps", "killed in a snapshot", "SIGTERM", *SAME),

@@ -21,8 +21,8 @@ import preload
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from preload import environment
-from snapshot.disk.files import read_json
-from snapshot.disk.reading import restore_weights
+from snapshot.disk.folder import read_json
+from snapshot.disk.load import restore_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ROOT / "tests" / "support" / "beside.py"

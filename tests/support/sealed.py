@@ -19,7 +19,7 @@ import transformers.models.gpt2.modeling_gpt2
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import MANIFEST
+from snapshot.disk.folder import MANIFEST
 from snapshot.errors import SnapshotError
 
 MOST_MEMORY = 200_000_000

@@ -17,37 +17,37 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
-from snapshot.disk.shards import Shard
-from snapshot.disk.writing import Destination
+from snapshot.disk.tensors import Part
+from snapshot.disk.writers import Writers
 from training.run import command, saving
 
 RANK = os.environ.get("RANK", "0")
 begun: list[int] = []
 
 
-def begin_and_gather(to: Destination, state, *rest):
+def begin_and_gather(root: Path, state, *rest, writers: Writers, **more):
     begun.append(state.step)
-    pending = begin(to, state, *rest)
+    snapshot = begin(root, state, *rest, writers=writers, **more)
     if what == "twice":
-        assert len(to.peers.writing) >= 2
-        gathered = Destination(to.root.with_name("gathered"), to.piece_bytes, to.is_main)
-        begin(gathered, state, *rest).write()
-    return pending
+        assert writers.count >= 2
+        alone = Writers(writers.is_main)
+        begin(root.with_name("gathered"), state, *rest, writers=alone, **more).write()
+    return snapshot
 
 
-def write_or_fail(shard, files) -> None:
-    if len(begun) == 2 and RANK == "1" and "mlp.c_fc" in next(iter(shard.shapes)):
+def write_or_fail(part, files) -> None:
+    if len(begun) == 2 and RANK == "1" and "mlp.c_fc" in next(iter(part.entry.shapes)):
         if what == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    write(shard, files)
+    write(part, files)
 
 
 if __name__ == "__main__":
     what = sys.argv.pop(1)
     begin, saving.begin_snapshot = saving.begin_snapshot, begin_and_gather
     if what in ("dies", "full"):
-        write, Shard.write = Shard.write, write_or_fail
+        write, Part.write = Part.write, write_or_fail
     if what == "apart" and RANK == "1":
         saving.snapshots_in = lambda run_dir: run_dir.parent / "another disk"
     command.run_command(train.main)

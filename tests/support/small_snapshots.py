@@ -9,8 +9,8 @@ from config.schema import OptimConfig
 from config.stored import as_plain
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
+from snapshot.disk.save import begin_snapshot
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import Destination, begin_snapshot
 from training.step import make_optimizer
 
 SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
@@ -39,5 +39,6 @@ def state_at(step: int, data: dict | None = None, **optim) -> RunState:
 
 
 def write(root, step, model, optimizer, piece_bytes=10**9):
-    to = Destination(root, piece_bytes)
-    return begin_snapshot(to, state_at(step), model, optimizer, TOKENIZER.save).write()
+    save, state = TOKENIZER.save, state_at(step)
+    snapshot = begin_snapshot(root, state, model, optimizer, save, piece_bytes=piece_bytes)
+    return snapshot.write()

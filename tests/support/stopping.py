@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import runs
-from snapshot.disk.files import snapshot_folders
+from snapshot.disk.folder import snapshot_folders
 
 ENDLESS = ["train.max_steps=100000", "snapshot.every=100000", "train.eval_every=100000"]
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from threading import Lock
 
 from common.printable import printable, redact_urls
-from snapshot.disk.files import expanded, write_whole
+from snapshot.disk.folder import expanded, write_whole
 from store.events import (
     KINDS,
     LONGEST_TEXT,

@@ -11,7 +11,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config.schema import Config
-from snapshot.disk.files import folder_name, read_json, snapshots_in, write_whole
+from snapshot.disk.folder import folder_name, read_json, snapshots_in, write_whole
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start

@@ -32,6 +32,7 @@ from model.gpt import GPT2
 from model.lora import Lora, LoraError, add_adapters
 from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
 from snapshot.disk.checking import generation_of
+from snapshot.disk.load import TensorReader, restore, restore_weights
 from snapshot.disk.model import (
     WHOLE,
     Adapters,
@@ -40,7 +41,6 @@ from snapshot.disk.model import (
     model_errors,
     read_adapters,
 )
-from snapshot.disk.reading import TensorReader, restore, restore_weights
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.agreement import (

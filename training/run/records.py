@@ -14,7 +14,7 @@ from config.schema import Config, ConfigError
 from config.stored import as_plain
 from data.public_names import public_name
 from snapshot.config_values import changed_values
-from snapshot.disk.files import snapshots_in
+from snapshot.disk.folder import snapshots_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start

@@ -20,8 +20,13 @@ from omegaconf import OmegaConf
 
 from common.shared_files import acquire, file_lock
 from config.schema import ConfigError
-from snapshot.disk.files import TEMPORARY_PREFIX, manifest_entries, snapshot_folders, snapshots_in
-from snapshot.disk.pruning import remove_leftovers
+from snapshot.disk.folder import (
+    TEMPORARY_PREFIX,
+    manifest_entries,
+    remove_leftovers,
+    snapshot_folders,
+    snapshots_in,
+)
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, has_steps
 from store.events import parse_events

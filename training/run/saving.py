@@ -19,18 +19,16 @@ from config.schema import Config, ConfigError
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard, writes_shard
-from snapshot.disk.files import snapshots_in, write_json
+from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
-from snapshot.disk.numbers import refuse_other_counts
-from snapshot.disk.peers import Peers
-from snapshot.disk.pruning import prune
-from snapshot.disk.shards import StagingBuffer, snapshot_bytes
+from snapshot.disk.save import Snapshot, begin_snapshot
 from snapshot.disk.state import RunState, token_unit
-from snapshot.disk.writing import Destination, PendingSnapshot, begin_snapshot
+from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
+from snapshot.disk.writers import Writers, find_writers
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
-from training.distributed.agreement import broadcast_text, raise_if_any_failed
-from training.distributed.environment import machine_number
+from training.distributed.agreement import raise_if_any_failed
+from training.distributed.environment import is_one_machine, machine_number
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.console import Console
@@ -42,8 +40,7 @@ from training.run.evaluations import BestSnapshot
 from training.run.uploading import hand_over
 
 MEMORY_FACTOR = 2
-"""Free memory that writing in the background requires, as a multiple of what writing takes."""
-CPU = torch.device("cpu")
+"""Free memory that copies require, as a multiple of what they take."""
 NO_ROOM = "Free some space and start the same command again."
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
@@ -55,17 +52,17 @@ GATHERED = (
 )
 
 
-def _room_for_copies() -> int:
+def room_for_copies() -> int:
     """Bytes that this process may use for copies: its share of half of what is free."""
-    return memory_left(CPU) // MEMORY_FACTOR
+    return memory_left(torch.device("cpu")) // MEMORY_FACTOR
 
 
 class SnapshotWriter:
     """Writes, hashes and flushes a snapshot while the next steps are computed.
 
-    Forward and backward pass change nothing that it holds. The first update waits until that is
-    written, but for `snapshot.staging_bytes` of it, which are copied; hashing and flushing take
-    place during later steps. The next snapshot waits for the one before.
+    Forward and backward pass change nothing that it holds. If the first update comes before all is
+    written, the rest is copied, or where memory is short the update waits. Hashing and flushing
+    take place during later steps. The next snapshot waits for the one before.
     """
 
     def __init__(
@@ -93,24 +90,12 @@ class SnapshotWriter:
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
         self._bytes = snapshot_bytes(bare_model.layout(), config.optim.name)
-        self._peers = find_peers(accelerator, bare_model, self._root, seconds, report.console)
-        pinned = accelerator.device.type == "cuda"
-        self._destination = Destination(
-            self._root,
-            config.snapshot.piece_bytes,
-            accelerator.is_main_process,
-            self._peers,
-            StagingBuffer(config.snapshot.staging_bytes, _room_for_copies, pinned),
-        )
-        self._snapshot: PendingSnapshot | None = None
+        self._writers = writers_of(accelerator, bare_model, self._root, seconds, report.console)
+        self._snapshot: Snapshot | None = None
         self._stream: torch.Stream | None = None
         self._thread: Thread | None = None
         self._written = Event()
         self._error: BaseException | None = None
-        self._hinted = False
-        self._whole: dict[Path, bool] = {}
-        if report.last_snapshot is not None:  # the one that is resumed from
-            self._whole[report.last_snapshot] = True
 
     def begin(self, state: RunState, sample: str | None, last: bool, stopping: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
@@ -139,22 +124,26 @@ class SnapshotWriter:
             counts = state.step, state.skipped_steps
             refuse_other_counts(bare_model.layout(), self._optimizer, *counts)
             self._snapshot = begin_snapshot(
-                self._destination,
+                self._root,
                 state,
                 bare_model,
                 self._optimizer,
                 self._save_rest,
-                self._adapters,
-                self._tokenizer.end_of_text,
+                adapters=self._adapters,
+                end_of_text=self._tokenizer.end_of_text,
+                piece_bytes=self._config.snapshot.piece_bytes,
+                writers=self._writers,
             )
         except Unresumable as error:
             raise ConfigError(f"the snapshot of step {state.step}: {error}.") from error
-        except (OSError, SnapshotError) as error:
+        except SnapshotError as error:
             self._error = error
             self._written.set()
         else:
             publish = None if last else lambda: self.publish(sample)
-            if self._writes and not (last or stopping) and self._has_memory():
+            # Other devices may have no streams.
+            can_wait = accelerator.device.type in ("cpu", "cuda") and not (last or stopping)
+            if can_wait and (self._writers.is_main or self._writers.group is not None):
                 arguments = (self._snapshot, begun, self._background_stream(), publish)
                 self._thread = Thread(target=self._write, args=arguments, name="snapshot")
                 self._thread.start()
@@ -190,7 +179,7 @@ class SnapshotWriter:
         if self.pending and self._snapshot is not None and not self._written.is_set():
             if self._stream is not None:  # the device's own computing is no stall
                 torch.accelerator.current_stream(self._accelerator.device).synchronize()
-            self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.shards.release)
+            self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.release)
         self.pending = False
         if self._written.is_set():
             # The thread still draws and uploads, and may fail; look before asking for its error.
@@ -222,49 +211,29 @@ class SnapshotWriter:
             return
         report, uploads = self._report, self._report.uploads
         try:
-            needed = set() if uploads is None else uploads.pending_folders()
-            if (best := self._best.newest) is not None and best.folder is not None:
-                needed.add(best.folder)
-            prune(self._root, self._config.snapshot.keep, newest, needed, self._whole)
+            needed = () if uploads is None else uploads.pending_folders()
+            best = self._best.newest
+            best_step = None if best is None else best.step
+            prune(self._root, newest, self._config.snapshot.keep, best_step, needed)
         except (OSError, SnapshotError) as error:
             report.console.warn(f"an old snapshot could not be removed: {error}.")
 
     def end(self, seconds: float | None = None) -> None:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
-        apart = self._peers is not None and self._peers.writing and not self._peers.one_machine
-        if seconds is None and apart:  # another machine may be gone
-            seconds = self._config.run.collective_timeout_seconds
+        if seconds is None and self._writers.group is not None and not is_one_machine():
+            seconds = self._config.run.collective_timeout_seconds  # another machine may be gone
         self._join(seconds)
         if self._error is not None:
             self._report.console.warn(f"a snapshot could not be written: {self._error!r}.")
 
-    @property
-    def _writes(self) -> bool:
-        """Whether this process writes, alone or as one of several."""
-        is_main = self._accelerator.is_main_process
-        return is_main or (self._peers is not None and self._peers.writes)
+    def close(self) -> None:
+        """End what the writing threads have, before training's process group ends."""
+        self._join()
+        self._writers.end()
 
     def _join(self, seconds: float | None = None) -> None:
         if self._thread is not None:
             self._thread.join(seconds)
-
-    def _has_memory(self) -> bool:
-        """Whether this process may take the memory for writing a snapshot in the background."""
-        if self._accelerator.device.type not in ("cpu", "cuda"):
-            return False  # others may have no streams
-        if self._peers is not None:
-            return True  # what is converted has been gathered and written already
-        moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
-        largest = max((tensor.nbytes for tensor in moments), default=0)
-        available = memory_left(CPU)
-        if available < MEMORY_FACTOR * largest and not self._hinted:
-            self._hinted = True
-            self._report.console.say(
-                "hint      training stalls while a snapshot is written: in the background that "
-                f"needs {MEMORY_FACTOR * largest / 1e6:,.0f} MB of memory, and "
-                f"{available / 1e6:,.0f} MB are left."
-            )
-        return available >= MEMORY_FACTOR * largest
 
     def _background_stream(self) -> AbstractContextManager[object]:
         """The stream that copies tensors from the device while the device computes."""
@@ -278,7 +247,7 @@ class SnapshotWriter:
 
     def _write(
         self,
-        snapshot: PendingSnapshot,
+        snapshot: Snapshot,
         begun: float,
         stream: AbstractContextManager[object],
         publish: Callable[[], None] | None,
@@ -287,10 +256,9 @@ class SnapshotWriter:
         report, step = self._report, self._step
         try:
             with stream:
-                if self._stream is not None:  # copying from the device is faster than writing
-                    snapshot.shards.copy()
-                report.last_snapshot = snapshot.write()
-            self._whole[report.last_snapshot] = True
+                # Copying from a device is faster than writing: the update seldom waits then.
+                copy_first = self._stream is not None
+                report.last_snapshot = snapshot.write(room_for_copies, copy_first)
             report.durable_seconds.append(time.perf_counter() - begun)
             self._written.set()
             self.prune(step)
@@ -323,30 +291,19 @@ class SnapshotWriter:
         return f"{reason} {self._report.newest_snapshot()}"
 
 
-def find_peers(
-    accelerator: Accelerator, model: nn.Module, root: Path, timeout: float, console: Console
-) -> Peers | None:
-    """The processes that write the shards of a model at once; None if it is not sharded.
+def writers_of(
+    accelerator: Accelerator, model: nn.Module, root: Path, seconds: float, console: Console
+) -> Writers:
+    """The processes that write the snapshots of a model. Every process must call this.
 
-    After `timeout` seconds without progress one of them is considered lost. Every process must call
-    this.
+    Without an answer for so many seconds a process counts as gone.
     """
+    is_main, rank = accelerator.is_main_process, accelerator.process_index
     sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
     if not sharded:
-        return None
-
-    def gather(numbers: list[int]) -> list[list[int]]:
-        mine = torch.tensor([numbers], device=accelerator.device)
-        rows: list[list[int]] = accelerator.gather(mine).tolist()
-        return rows
-
-    peers = Peers(
-        accelerator.process_index,
-        machine_number(),
-        gather,
-        lambda text: broadcast_text(accelerator, text),
-        timeout,
-    )
-    if not peers.find(root, any(map(writes_shard, sharded))):
+        return Writers(is_main, rank)
+    has_parts = any(map(writes_shard, sharded))
+    writers = find_writers(root, is_main, rank, machine_number(), has_parts, seconds)
+    if writers.group is None:
         console.say(GATHERED.format(root=root))
-    return peers
+    return writers

@@ -21,8 +21,7 @@ from config.schema import Config
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
-from snapshot.disk.files import snapshots_in
-from snapshot.disk.pruning import remove_leftovers
+from snapshot.disk.folder import remove_leftovers, snapshots_in
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
@@ -373,6 +372,7 @@ class Session:
         summary.print_times(self.console, self.report.clock)
         # When the first process leaves, the launcher ends the others.
         self._timeouts.wait_for_everyone(longest_finish_seconds(self.config))
+        self._writer.close()
         self.accelerator.end_training()
         return EXIT_DONE if self._last else self._stop.exit_code
 

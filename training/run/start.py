@@ -19,15 +19,16 @@ from data.corpus import Corpus
 from data.public_names import public_name
 from snapshot.base import Base
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import (
+from snapshot.disk.folder import (
     TEMPORARY_PREFIX,
     manifest_entries,
     manifest_sha256,
+    prune,
+    remove_leftovers,
     snapshots_in,
     verify,
     write_whole,
 )
-from snapshot.disk.pruning import prune, remove_leftovers
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.source import RemoteSnapshot
@@ -195,7 +196,7 @@ class Chosen:
             remote = RemoteSnapshot(**self.remote)
             folder = remote.fetch(root, ALL if self.is_whole else SMALL)
             if self.is_whole:
-                prune(root, config.snapshot.keep, self.step)
+                prune(root, self.step, config.snapshot.keep)
         if manifest_sha256(folder) != self.identity:
             what = f"{folder} differs from the snapshot of the main process"
             raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.printable import printable
-from snapshot.disk.files import snapshot_folders, snapshots_in
+from snapshot.disk.folder import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS

@@ -31,7 +31,7 @@ from data.tokenizer import CHARACTERS, OF_BYTES, TOKENIZER_FILES, bpe_size, lack
 from data.tokenizer_files import end_ids
 from model.cpu import cores
 from snapshot.base import Base, open_tokenizer
-from snapshot.disk.files import names_in
+from snapshot.disk.folder import names_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start

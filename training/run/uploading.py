@@ -10,7 +10,7 @@ from pathlib import Path
 
 from config.schema import Config
 from snapshot.disk.checking import check_model
-from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
+from snapshot.disk.folder import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.run_store import RunStore
 from snapshot.start import Start

@@ -18,7 +18,7 @@ import hubs
 import runs
 from cloud import notice
 from cloud.notice import CLOUDS, find_cloud, has_notice
-from snapshot.disk.files import step_of
+from snapshot.disk.folder import step_of
 from stopping import ENDLESS, only_snapshot, wait_for_steps
 
 QUIET = {"aws": None, "gcp": "FALSE", "azure": json.dumps({"Events": []})}

@@ -18,7 +18,7 @@ GPU = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
 def test_a_failure_during_a_snapshot_leaves_the_bits_unchanged(small, tmp_path, backend):
     # Enough positions for attention to add up in pieces, and a step that a snapshot fits beside.
     overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=4", "model.n_embd=256"]
-    overrides += ["data.block_size=512", "snapshot.staging_bytes=0"]  # nothing is copied first
+    overrides += ["data.block_size=512"]
 
     def run(kind: str, folder: str):
         words = [kind, *overrides, f"run.dir={tmp_path / folder}"]

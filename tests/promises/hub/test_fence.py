@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 import hubs
 import runs
 from in_memory import FAULTS, KINDS, Fault, Killed, Shared
-from snapshot.disk.files import MANIFEST, MANIFEST_FORMAT, folder_name
+from snapshot.disk.folder import MANIFEST, MANIFEST_FORMAT, folder_name
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState
 from store.errors import StoreError
 from store.fence import Behind, Fence, Fenced

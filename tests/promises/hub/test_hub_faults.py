@@ -26,7 +26,7 @@ import runs
 from config.compose import load_config
 from loopback_hub import LoopbackHub
 from paced import paced, read_until
-from snapshot.disk.files import manifest_sha256
+from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_store

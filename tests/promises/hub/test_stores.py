@@ -20,7 +20,7 @@ from config.compose import load_config
 from config.schema import ConfigError
 from many_snapshots import copied
 from snapshot.__main__ import main
-from snapshot.disk.files import manifest_sha256
+from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore

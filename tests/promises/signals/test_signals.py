@@ -12,7 +12,7 @@ import pytest
 
 import hubs
 import runs
-from snapshot.disk.files import snapshot_folders
+from snapshot.disk.folder import snapshot_folders
 from stopping import ENDLESS, exit_code, only_snapshot, wait_for_steps
 
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 75, signal.SIGINT: 130, signal.SIGHUP: 143}

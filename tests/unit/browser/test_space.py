@@ -24,7 +24,7 @@ import runs
 import web_browser
 from browser.space import APP, GRADIO, REQUIREMENTS, _repo_in, make_space
 from snapshot.__main__ import main
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 from snapshot.errors import SnapshotError
 
 SPACE = "me/page"

@@ -16,9 +16,9 @@ from data.token_file import TokenStream
 from model.causal_lm import PACKING
 from model.families import build_model
 from model.head import IGNORED
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
+from snapshot.disk.load import restore_weights
 from snapshot.disk.model import model_config
-from snapshot.disk.reading import restore_weights
 
 LENGTHS = st.lists(st.integers(2, 17), min_size=1, max_size=40)
 CONVERSATIONS = [5, 9, 3, 12, 7, 2, 10]

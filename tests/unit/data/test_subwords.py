@@ -16,7 +16,7 @@ from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
 from odd_texts import AWKWARD, SPACED, UNICODE
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 from subword_folders import END, WORDS, foreign_folder, sentencepiece_folder, trained
 
 BPE = trained()

@@ -25,7 +25,7 @@ from model.attention import (
     use_on_cpu,
 )
 from model.gpt import GPT, Attention, GPTConfig
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 from training.run.tuning import choose_attention
 
 V = 31

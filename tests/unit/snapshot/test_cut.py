@@ -23,16 +23,16 @@ from model.tensor import TensorGroup
 from optim.optimizers import OPTIMIZERS, UsualSettings
 from optim.sharing import Work
 from process_groups import Group
-from snapshot.disk.reading import restore_moments, restore_weights
-from snapshot.disk.shards import (
-    divide_shards,
+from snapshot.disk.load import restore_moments, restore_weights
+from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
+from snapshot.disk.tensors import (
+    divide,
+    entries_of_moments,
+    entries_of_weights,
     moment_counts,
     shapes_of,
-    shards_of_moments,
-    shards_of_weights,
     snapshot_bytes,
 )
-from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
 
 # Of a vocabulary of 97, processes have different numbers of rows.
 SIZES: dict[str, ModelConfig] = {
@@ -102,26 +102,26 @@ def shared(model, optimizer, processes: int) -> tuple[list, list]:
     return found, optimizers
 
 
-def write(folder, some: list, optimizers: list, maps: bool = True) -> bytes:
+def write(folder, some: list, optimizers: list) -> bytes:
     """The bytes of the files that all processes write, each its own pieces."""
     folder.mkdir()
     kinds = {
-        "model": [shards_of_weights(model.layout(), "model") for model in some],
+        "model": [entries_of_weights(model.layout(), "model") for model in some],
         "optimizer": [
-            shards_of_moments(model.layout(), optimizer, "adamw")
+            entries_of_moments(model.layout(), optimizer, "adamw")
             for model, optimizer in zip(some, optimizers, strict=True)
         ],
     }
-    for prefix, shards in kinds.items():
-        assert all(shapes_of(one) == shapes_of(other) for one, other in pairwise(shards))
-        planned = plan_files(shapes_of(shards[0]), prefix, 10**9)
+    for prefix, entries in kinds.items():
+        assert all(shapes_of(one) == shapes_of(other) for one, other in pairwise(entries))
+        planned = plan_files(shapes_of(entries[0]), prefix, 10**9)
         create_files(folder, prefix, planned)
-        for rank, of_process in enumerate(shards):
-            own, gathered = divide_shards(of_process, rank == 0, each_writes=True)
+        for rank, of_process in enumerate(entries):
+            own, gathered = divide(of_process, rank == 0, each_writes=True)
             assert not gathered
-            with TensorFiles(folder, planned, maps) as files:
-                for shard in own:
-                    shard.write(files)
+            with TensorFiles(folder, planned) as files:
+                for part in own:
+                    part.write(files)
     return b"".join((folder / f"{prefix}.safetensors").read_bytes() for prefix in kinds)
 
 
@@ -158,11 +158,10 @@ def test_new_weights_are_parts_of_those_of_one_process(family, processes):
 
 
 @EACH
-@pytest.mark.parametrize("maps", [True, False])
-def test_what_they_write_together_is_what_one_process_writes(family, tmp_path, maps):
+def test_what_they_write_together_is_what_one_process_writes(family, tmp_path):
     (model,), (optimizer,) = state = trained(family, 1)
     expected = write(tmp_path / "whole", *state)
-    assert write(tmp_path / "shared", *shared(model, optimizer, 2), maps) == expected
+    assert write(tmp_path / "shared", *shared(model, optimizer, 2)) == expected
 
 
 @EACH

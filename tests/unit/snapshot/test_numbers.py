@@ -1,4 +1,4 @@
-"""A snapshot whose numbers are of no use is refused, however right its hashes are."""
+"""A snapshot whose optimizer has counted other updates is refused, however right its hashes are."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from small_snapshots import trained, write
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.numbers import FileNumberCheck
 from snapshot.errors import SnapshotError
 from snapshot.source import newest_snapshot
 from snapshot.start import choose_start
 
 QUERY = "transformer.h.0.attn.c_attn.weight"
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 
 
 def change(folder: Path, name: str, value: float, at: int = 5) -> None:
@@ -68,62 +67,27 @@ def folder(run_dir) -> Path:
     return run_dir / "snapshots" / "step-00000002"
 
 
-POISON = [
-    ("transformer.wte.weight", NAN, "has nan in 'transformer.wte.weight'"),
-    ("transformer.ln_f.bias", -INF, "has -inf in 'transformer.ln_f.bias'"),
-    (QUERY, INF, "has inf in"),
-    (QUERY, 1e30, r"has 1e\+30 in .*, where only numbers from -1e\+18 to 1e\+18 make sense"),
-    (QUERY, -1e19, r"has -1e\+19 in"),
-    (f"{QUERY}.exp_avg", NAN, "has nan in"),
-    (f"{QUERY}.exp_avg_sq", NAN, "has nan in"),
-    (f"{QUERY}.exp_avg_sq", -1e-12, r"has -1e-12 in .*exp_avg_sq', where only numbers from 0 to"),
-    (f"{QUERY}.exp_avg_sq", INF, "has inf in"),
-    (f"{QUERY}.step", NAN, "has nan in"),
-    (f"{QUERY}.step", -2.0, "has -2 in"),
-    (f"{QUERY}.step", 1.0, "is of step 2, but its optimizer has counted 1 updates"),
-    (f"{QUERY}.step", 1.5, "has counted 1.5 updates"),
-    (f"{QUERY}.step", 3.0, "has counted 3 updates"),
+COUNTS = [
+    (NAN, "has counted nan updates"),
+    (-2.0, "has counted -2 updates"),
+    (1.0, "is of step 2, but its optimizer has counted 1 updates"),
+    (1.5, "has counted 1.5 updates"),
+    (3.0, "has counted 3 updates"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "sentence"), POISON)
-def test_useless_numbers_are_refused_and_an_older_one_is_used(
-    run_dir, folder, name, value, sentence
+@pytest.mark.parametrize(("value", "sentence"), COUNTS)
+def test_a_wrong_count_of_updates_is_refused_and_an_older_one_is_used(
+    run_dir, folder, value, sentence
 ):
     good = run_dir / "snapshots" / "step-00000001"
-    change(folder, name, value)
+    change(folder, f"{QUERY}.step", value)
     with pytest.raises(SnapshotError, match=sentence):
         check_snapshot(folder)
     assert newest_snapshot(run_dir) == good
     start = choose_start(run_dir, "auto")
     assert start.folder == good
     assert "skipped" in start.warnings[0]
-
-
-@pytest.mark.parametrize("at_once", [1, 3, 7, 1000, 4097])
-def test_numbers_are_seen_wherever_the_parts_of_a_file_end(folder, at_once):
-    path = folder / "model.safetensors"
-    whole = path.read_bytes()
-    for at in (None, 4, 8, 4000, len(whole) // 8 * 4):
-        content = bytearray(whole)
-        if at is not None:
-            content[len(whole) - at : len(whole) - at + 4] = struct.pack("<f", NAN)
-        looking = FileNumberCheck(path, set())
-        for begin in range(0, len(content), at_once):
-            looking.update(memoryview(content)[begin : begin + at_once])
-        assert (looking.fault is None) == (at is None)
-
-
-def test_numbers_are_seen_where_the_header_has_an_odd_length(folder):
-    change(folder, QUERY, NAN)
-    path = folder / "model.safetensors"
-    content = path.read_bytes()
-    length = struct.unpack("<Q", content[:8])[0]
-    header = content[8 : 8 + length].rstrip() + b"   "
-    path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + length :])
-    seal(folder)
-    with pytest.raises(SnapshotError, match="has nan in"):
-        check_snapshot(folder)
 
 
 def test_a_flipped_bit_is_damage_whatever_number_it_makes(folder):

@@ -11,7 +11,7 @@ import pytest
 import hubs
 import runs
 from config.compose import load_config
-from snapshot.disk.files import manifest_sha256
+from snapshot.disk.folder import manifest_sha256
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
 from store.errors import StoreUnreachable

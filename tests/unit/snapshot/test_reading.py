@@ -10,8 +10,7 @@ import pytest
 from disks import as_anybody
 from small_snapshots import trained, write
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.files import newest_verified, snapshot_folders
-from snapshot.disk.writing import atomic_snapshot
+from snapshot.disk.folder import atomic_snapshot, newest_verified, snapshot_folders
 from snapshot.errors import SnapshotError
 from snapshot.source import newest_snapshot
 from snapshot.start import choose_start

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +16,13 @@ from safetensors.torch import load_file, save_file
 
 import families
 import runs
-from disks import Tmpfs, mounted
-from snapshot.disk import peers, tensor_files
-from snapshot.disk.files import verify
-from snapshot.disk.peers import BEGUN, HASHED, WRITTEN, Peer, Peers, Progress, files_by_rank
-from snapshot.disk.shards import PendingShards, Shard, StagingBuffer, shapes_of
+from snapshot.disk import tensor_files, writers
+from snapshot.disk.folder import verify
+from snapshot.disk.save import Snapshot
 from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
-from snapshot.disk.writing import Destination, PendingSnapshot
-from snapshot.errors import SnapshotError
+from snapshot.disk.tensors import Entry, Part, shapes_of
+from snapshot.disk.writers import Writers, find_writers
+from snapshot.errors import NumberFault
 
 SCRIPT = runs.ROOT / "tests" / "support" / "sharded.py"
 HYBRID = {"parallelism_config_dp_shard_size": 2}
@@ -154,12 +154,12 @@ def test_so_it_is_under_fsdp(small, tmp_path):
         runs.assert_same_bits(*both)
 
 
-def written(folder: Path, tensors: dict[str, torch.Tensor], strips: bool, maps: bool) -> bytes:
+def written(folder: Path, tensors: dict[str, torch.Tensor], strips: bool) -> bytes:
     """The file that processes make, of which each has some rows and columns of each matrix."""
     folder.mkdir()
     planned = plan_files({n: tuple(t.shape) for n, t in tensors.items()}, "model", 10**9)
     create_files(folder, "model", planned)
-    with TensorFiles(folder, planned, maps) as files:
+    with TensorFiles(folder, planned) as files:
         for name, tensor in tensors.items():
             if tensor.ndim < 2 or not strips:
                 files.write(name, tensor)
@@ -184,86 +184,71 @@ def test_the_bytes_of_a_file_are_those_of_save_file(tmp_path, monkeypatch):
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(whole, tmp_path / "theirs", metadata={"format": "pt"})
     expected = (tmp_path / "theirs").read_bytes()
-    for strips, maps in ((False, True), (True, True), (True, False)):
-        assert written(tmp_path / f"{strips} {maps}", tensors, strips, maps) == expected
+    for strips in (False, True):
+        assert written(tmp_path / f"{strips}", tensors, strips) == expected
 
 
-def test_a_full_disk_under_a_map_is_an_error_and_no_signal(tmp_path):
-    with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
-        planned = plan_files({"matrix": (1000, 500)}, "model", 10**9)
-        create_files(disk.folder, "model", planned)
-        disk.fill()
-        half = (slice(0, 1000), slice(0, 250))
-        with (
-            TensorFiles(disk.folder, planned, True) as files,
-            pytest.raises(OSError, match="28"),
-        ):
-            files.write("matrix", torch.randn(1000, 250), half)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_only_finite_numbers_are_written(tmp_path, monkeypatch, value):
+    monkeypatch.setattr(tensor_files, "BLOCK_BYTES", 1000)
+    largest = torch.finfo(torch.float32).max
+    for place in (None, 0, 777, 2999):
+        tensor = torch.full((60, 50), largest)
+        if place is None:
+            assert written(tmp_path / f"{place}", {"a": tensor}, strips=True)
+            continue
+        tensor.view(-1)[place] = value
+        with pytest.raises(NumberFault, match=f"has {value:g} in 'a'"):
+            written(tmp_path / f"{place}", {"a": tensor}, strips=False)
 
 
-def shards_of(*sizes: int) -> tuple[list[Shard], list[torch.Tensor]]:
-    """Shards of so many numbers each, and their tensors."""
+def snapshot_of(folder: Path, sizes: Sequence[int] = (10,) * 5) -> tuple[Snapshot, list]:
+    """A snapshot that has begun of vectors of such sizes, and these."""
     tensors = [torch.full((size,), float(i)) for i, size in enumerate(sizes)]
-    return [Shard({f"{i}": one}, {f"{i}": (len(one),)}) for i, one in enumerate(tensors)], tensors
+    entries = [Entry({f"{i}": one}, {f"{i}": (len(one),)}) for i, one in enumerate(tensors)]
+    files = {"model": plan_files(shapes_of(entries), "model", 10**9)}
+    snapshot = Snapshot(folder / "step-00000001", files, lambda _: None, Writers())
+    snapshot.begin(entries)
+    return snapshot, tensors
 
 
-def write_all(pending: PendingShards, files) -> None:
-    for shard in pending:
-        shard.write(files)
+@pytest.mark.parametrize(("room", "waits_for"), [(0, 5), (4 * 25, 3), (4 * 40, 1)])
+def test_an_update_waits_while_there_is_no_room_to_copy_all_that_is_left(
+    tmp_path, monkeypatch, room, waits_for
+):
+    snapshot, tensors = snapshot_of(tmp_path)
+    begun, allowed, write = threading.Event(), threading.Semaphore(0), Part.write
 
+    def write_when_allowed(part: Part, files: TensorFiles) -> None:
+        begun.set()
+        assert allowed.acquire(timeout=20)
+        write(part, files)
 
-class Written:
-    """Instead of files: what is written, each shard only when it may be."""
-
-    def __init__(self, at_once: int) -> None:
-        self.numbers: list[float] = []
-        self.begun, self.allowed = threading.Event(), threading.Semaphore(at_once)
-
-    def write(self, name, numbers, slices=None) -> None:
-        self.begun.set()
-        assert self.allowed.acquire(timeout=20)
-        self.numbers.append(numbers[0].item())
-
-
-@pytest.mark.parametrize("most", [0, 4 * 30, 10**9])
-def test_an_update_waits_for_what_there_is_no_memory_to_copy(most):
-    shards, tensors = shards_of(10, 10, 10, 10, 10)
-    buffer = StagingBuffer(most, lambda: 10**6, pinned=False)
-    buffer.begin(4 * 50)
-    pending, files = PendingShards(shards, buffer), Written(at_once=0)
-    writing = threading.Thread(target=write_all, args=(pending, files))
+    monkeypatch.setattr(Part, "write", write_when_allowed)
+    writing = threading.Thread(target=snapshot.write, args=(lambda: room,))
     writing.start()
-    assert files.begun.wait(20)
-    pending.copy()  # what there is memory for, while the first one is being written
+    assert begun.wait(20)
     updated = threading.Event()
 
     def update() -> None:
-        pending.release()
+        snapshot.release()
         for tensor in tensors:
             tensor.fill_(-1)
         updated.set()
 
     updating = threading.Thread(target=update)
     updating.start()
-    waits_for = 5 if most == 0 else 2 if most == 4 * 30 else 1  # the one that is being written
+    assert snapshot._update_is_next.wait(20)
     for _ in range(waits_for):
-        assert not updated.is_set()
-        files.allowed.release()
+        assert not updated.wait(0.1)
+        allowed.release()
     assert updated.wait(20)
     for _ in range(5 - waits_for):
-        files.allowed.release()
+        allowed.release()
     writing.join()
-    assert files.numbers == [0, 1, 2, 3, 4]
     updating.join()
-
-
-def test_no_more_is_copied_than_there_is_memory_for():
-    shards, _ = shards_of(10, 10, 10)
-    buffer = StagingBuffer(10**9, lambda: 4 * 25, pinned=False)
-    buffer.begin(4 * 30)
-    assert [buffer.copy(shard) is not None for shard in shards] == [True, True, False]
-    buffer.begin(4 * 30)
-    assert buffer.copy(shards[0]) is not None
+    found = load_file(tmp_path / "step-00000001" / "model.safetensors")
+    assert [found[f"{i}"].unique().item() for i in range(5)] == [0, 1, 2, 3, 4]
 
 
 def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
@@ -271,114 +256,91 @@ def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorFiles, "write", full)
-    shards, _ = shards_of(10, 10)
-    files = {"model": plan_files(shapes_of(shards), "model", 10**9)}
-    snapshot = PendingSnapshot(Destination(tmp_path, 10**9), "step-00000001", files, full)
-    snapshot.begin(shards)
+    snapshot, _ = snapshot_of(tmp_path)
     with pytest.raises(OSError, match="No space"):
         snapshot.write()
-    snapshot.shards.release()
-
-
-def both(folder: Path, pids: tuple[int, int], timeout: float = 20.0) -> list[Progress]:
-    """The progress of a snapshot as each of two processes sees it."""
-    writing = [Peer(rank, 0, pid) for rank, pid in enumerate(pids)]
-    seen = [Progress(folder, Peers(rank, 0, list, str, timeout, writing)) for rank in (0, 1)]
-    seen[0].create(3)
-    return seen
-
-
-def test_processes_go_together_from_one_stage_to_the_next(tmp_path):
-    first, second = both(tmp_path, (os.getpid(), os.getpid()))
-    assert [one["stage"] for one in first.wait_for(BEGUN)] == [BEGUN, BEGUN]
-    second.reach(WRITTEN)
-    second.reach(HASHED, digests={"a": "b"})
-    first.reach(WRITTEN)
-    assert first.wait_for(WRITTEN)[1] == {"stage": HASHED, "digests": {"a": "b"}}
-    first.remove()
+    snapshot.release()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_or_a_death_is_known_to_the_others_at_once(tmp_path, monkeypatch):
-    here = os.getpid()
-    (tmp_path / "1").mkdir()
-    first, second = both(tmp_path / "1", (here, here))
-    second.fail(SnapshotError("inf in a weight"))
-    with pytest.raises(SnapshotError, match="inf in a weight"):
-        first.wait_for(WRITTEN)
-    (tmp_path / "2").mkdir()
-    first, second = both(tmp_path / "2", (here, here))
-    monkeypatch.setattr(
-        Progress, "reach", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
-    )
-    second.fail(OSError(28, "full"))  # not even the marker can be written
-    with pytest.raises(OSError, match="process 1 could not write"):
-        first.wait_for(WRITTEN)
-    (tmp_path / "3").mkdir()
-    first, _ = both(tmp_path / "3", (here, 2**22 + 1))
-    with pytest.raises(OSError, match="process 1 is gone"):
-        first.wait_for(WRITTEN)
-    (tmp_path / "4").mkdir()
-    first, _ = both(tmp_path / "4", (here, here), timeout=0.05)
-    with pytest.raises(OSError, match=r"not written its part for 0\.05 s"):
-        first.wait_for(WRITTEN)
+class Threads:
+    """In place of a process group: threads that gather each other's rows."""
+
+    def __init__(self, monkeypatch, count: int) -> None:
+        self.count, self.rows = count, [None] * count
+        self.barrier = threading.Barrier(count)
+        monkeypatch.setattr(Writers, "count", count)
+        monkeypatch.setattr(Writers, "end", lambda _: None)
+        monkeypatch.setattr(Writers, "_gather", lambda writers, row: self.gather(writers, row))
+        monkeypatch.setattr("torch.distributed.new_group", lambda **_: self)
+
+    def gather(self, writers: Writers, row: object) -> list:
+        self.rows[writers.rank] = row
+        self.barrier.wait(20)
+        rows = list(self.rows)
+        self.barrier.wait(20)
+        return rows
+
+    def run(self, process) -> list:
+        """What `process(rank)` returns or raises, by rank."""
+        with ThreadPoolExecutor(self.count) as pool:
+            futures = [pool.submit(process, rank) for rank in range(self.count)]
+        return [future.exception() or future.result() for future in futures]
 
 
-def peers_of(
-    roots: list[Path], machines: tuple[int, ...], shards: tuple[bool, ...]
-) -> list[list[int]]:
-    """The peers that each of several processes finds, each in a thread of its own."""
-    barrier = threading.Barrier(len(roots))
-    told, rows = [""], [[0]] * len(roots)
-    found: list[list[int]] = [[]] * len(roots)
+def test_an_error_of_one_process_is_that_of_all(monkeypatch):
+    threads = Threads(monkeypatch, 2)
 
-    def process(rank: int) -> None:
-        def gather(numbers: list[int]) -> list[list[int]]:
-            rows[rank] = numbers
-            barrier.wait(20)
-            result = list(rows)
-            barrier.wait(20)
-            return result
+    def on_all(work) -> list:
+        return threads.run(
+            lambda rank: Writers(rank == 0, rank, threads).on_all(lambda: work(rank))
+        )
 
-        def tell(text: str) -> str:
-            if rank == 0:
-                told[0] = text
-            barrier.wait(20)
-            result = told[0]
-            barrier.wait(20)
-            return result
+    for raised, elsewhere in (
+        (OSError(28, "No space left"), "No space left"),
+        (NumberFault("inf in a weight"), "inf in a weight"),
+        (KeyError("a mistake"), "a mistake' in rank 1|KeyError"),
+    ):
 
-        mine = Peers(rank, machines[rank], gather, tell, 20.0)
-        mine.find(roots[rank], shards[rank])
-        found[rank] = [peer.rank for peer in mine.writing]
+        def work(rank: int, raised=raised) -> int:
+            if rank == 1:
+                raise raised
+            return rank
 
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(len(roots))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+        first, second = on_all(work)
+        assert second is raised
+        assert re.search(elsewhere, str(first))
+        assert isinstance(first, OSError if isinstance(raised, KeyError) else type(raised))
+    assert on_all(lambda rank: rank) == [[0, 1]] * 2
 
 
-def test_those_write_at_once_who_have_shards_and_a_common_disk(tmp_path, monkeypatch):
+def writers_in(
+    monkeypatch, roots: list[Path], machines: tuple[int, ...], has_parts: tuple[bool, ...]
+) -> list[bool]:
+    """Whether each of several processes finds that each writes."""
+    threads = Threads(monkeypatch, len(roots))
+
+    def process(rank: int) -> Writers:
+        return find_writers(roots[rank], rank == 0, rank, machines[rank], has_parts[rank], 20.0)
+
+    return [writers.group is not None for writers in threads.run(process)]
+
+
+def test_each_writes_where_all_who_have_shards_share_a_disk(tmp_path, monkeypatch):
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    assert peers_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
-    assert peers_of([here, there], (0, 1), (True, True)) == [[], []]
+    both = (True, True)
+    assert writers_in(monkeypatch, [here, here], (0, 0), both) == [True] * 2
+    assert writers_in(monkeypatch, [here, there], (0, 1), both) == [False] * 2
     # Hybrid sharding: the second machine's replica is not written, so it needs no common disk.
-    assert peers_of([here, here, there], (0, 0, 1), (True, True, False)) == [[0, 1]] * 3
-    assert peers_of([here, here], (0, 1), (True, True)) == [[0, 1]] * 2
-    monkeypatch.setattr(peers, "is_coherent", lambda _: False)  # a network file system
-    assert peers_of([here, here], (0, 1), (True, True)) == [[], []]
-    assert peers_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
+    places, machines = [here, here, there], (0, 0, 1)
+    assert writers_in(monkeypatch, places, machines, (True, True, False)) == [True] * 3
+    assert writers_in(monkeypatch, [here, here], (0, 1), both) == [True] * 2
+    monkeypatch.setattr(writers, "is_coherent", lambda _: False)  # a network file system
+    assert writers_in(monkeypatch, [here, here], (0, 1), both) == [False] * 2
+    assert writers_in(monkeypatch, [here, here], (0, 0), both) == [True] * 2
     assert not list(here.iterdir())
     assert not list(there.iterdir())
-
-
-def test_files_are_shared_by_their_bytes():
-    peers = [Peer(rank, 0, 0) for rank in (0, 2)]
-    sizes = {"a": 5, "b": 9, "c": 5, "d": 1}
-    assert files_by_rank(sizes, peers) == {0: ["b", "d"], 2: ["a", "c"]}
 
 
 def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):
@@ -387,7 +349,7 @@ def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):
     (tmp_path / "out").symlink_to(network / "run")
     mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
     mounts.append(SimpleNamespace(mountpoint=str(network), fstype="nfs4"))
-    monkeypatch.setattr(peers.psutil, "disk_partitions", lambda all: mounts)
-    assert peers.is_coherent(tmp_path / "snapshots")
-    assert not peers.is_coherent(network / "run" / "snapshots")
-    assert not peers.is_coherent(tmp_path / "out" / "snapshots")
+    monkeypatch.setattr(writers.psutil, "disk_partitions", lambda all: mounts)
+    assert writers.is_coherent(tmp_path / "snapshots")
+    assert not writers.is_coherent(network / "run" / "snapshots")
+    assert not writers.is_coherent(tmp_path / "out" / "snapshots")

@@ -11,12 +11,18 @@ from transformers import AutoModelForCausalLM
 from config.schema import OptimConfig
 from model.gpt import GPT, GPTConfig
 from small_snapshots import SHAPE, state_at, trained, write
-from snapshot.disk.files import newest_verified, read_json, snapshot_folders, verify
-from snapshot.disk.pruning import prune, remove_leftovers
-from snapshot.disk.reading import restore
+from snapshot.disk.folder import (
+    atomic_snapshot,
+    newest_verified,
+    prune,
+    read_json,
+    remove_leftovers,
+    snapshot_folders,
+    verify,
+)
+from snapshot.disk.load import restore
 from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import plan_files
-from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.source import newest_snapshot
 from snapshot.start import choose_start
@@ -75,7 +81,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_the_earlier(tmp_path):
 def test_only_the_newest_are_kept(tmp_path):
     for step in range(1, 6):
         write(tmp_path, step, *trained(step))
-        prune(tmp_path, keep=2, newest=step)
+        prune(tmp_path, step, keep=2)
     assert [folder.name for folder in snapshot_folders(tmp_path)] == [
         "step-00000005",
         "step-00000004",
@@ -86,7 +92,7 @@ def test_only_the_newest_are_kept(tmp_path):
 def test_damaged_later_snapshots_do_not_replace_good_ones(tmp_path):
     for step in (1, 2, 3, 90, 91, 92):
         write(tmp_path, step, *trained(min(step, 3)))
-    prune(tmp_path, keep=2, newest=3)
+    prune(tmp_path, 3, keep=2)
     assert {folder.name[-2:] for folder in snapshot_folders(tmp_path)} == {
         "02",
         "03",

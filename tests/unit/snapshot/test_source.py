@@ -8,7 +8,7 @@ from huggingface_hub import constants
 import hubs
 import runs
 from snapshot.base import open_base
-from snapshot.disk.files import manifest_sha256
+from snapshot.disk.folder import manifest_sha256
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 from snapshot.source import find

@@ -8,7 +8,7 @@ import pytest
 
 import runs
 from model.gpt import GPTConfig
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 from snapshot.disk.state import read_state
 from store.card import card_text
 

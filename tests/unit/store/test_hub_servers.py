@@ -13,7 +13,7 @@ import runs
 from config.compose import load_config
 from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
-from snapshot.disk.files import manifest_sha256
+from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_store

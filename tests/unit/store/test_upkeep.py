@@ -14,7 +14,7 @@ import runs
 from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
 from many_snapshots import copied
-from snapshot.disk.files import read_json
+from snapshot.disk.folder import read_json
 from snapshot.disk.state import read_state
 from snapshot.start import METRICS
 from store.fetch import read_store

@@ -12,7 +12,7 @@ import pytest
 
 from config.schema import ConfigError
 from disks import as_anybody
-from snapshot.disk.files import snapshots_in
+from snapshot.disk.folder import snapshots_in
 from training.run import run_dir as run_dir_module
 from training.run.run_dir import EXIT_CODE, RunLock
 

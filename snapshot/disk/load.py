@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from contextlib import ExitStack
-from math import prod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +18,19 @@ from model.nf4 import quantize
 from model.sharded import cut_like, local_part, pieces_of, whole_shape
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
-from snapshot.disk.files import parse_json, read_json
+from snapshot.disk.folder import LARGEST_JSON_BYTES, read_json
 from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of
-from snapshot.disk.shards import kept_in
 from snapshot.disk.state import read_state
-from snapshot.disk.tensor_files import METADATA, MOST_TENSORS
+from snapshot.disk.tensors import kept_in
 from snapshot.errors import SnapshotError
 
-LARGEST_HEADER_BYTES = 4 << 20
-FLOATS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
-"""Bytes of the types that a parameter may have in a file."""
-CONSTANTS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Bytes of the types of constants, such as masks, which older files hold."""
+FLOATS = ("F64", "F32", "BF16", "F16")
+"""The types that a parameter may have in a file. Masks of older files have others."""
 TIE = "tie_word_embeddings"
 """The entry of config.json."""
 ROWS = 4096
 """Of both tensors that are in memory at once."""
+LFS_POINTER = b"version https://git-lfs"
 
 
 def files_of(folder: Path, prefix: str) -> list[Path]:
@@ -46,66 +41,31 @@ def files_of(folder: Path, prefix: str) -> list[Path]:
     return sorted(set(file_by_name(folder, prefix).values()))
 
 
-def read_header(path: Path, foreign: bool = False) -> dict[str, Shape]:
-    """Names and shapes of the tensors in a safetensors file of float32, in the order of the file.
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file, whose header safetensors has checked. Raises SnapshotError.
 
-    A `foreign` file was written by others: it may have other types, of which only floats are
-    returned, and other metadata. Raises SnapshotError if the header is too long, or if sizes,
-    offsets or order do not match the file.
+    It is read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
     """
-    types = FLOATS | CONSTANTS if foreign else {"F32": 4}
-    what = "floats" if foreign else "float32"
-    fault = SnapshotError(f"{path} is not a safetensors file of {what}, or its header is wrong")
     try:
-        size = path.stat().st_size
         with open(path, "rb") as opened:
-            beginning = opened.read(8)
-            length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else size
-            if length > size - 8:
-                raise fault
-            if length > LARGEST_HEADER_BYTES:
-                raise SnapshotError(f"{path} has a header of {length:,} bytes: too long")
-            header = parse_json(opened.read(length), f"the header of {path}")
-    except OSError as error:
-        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
-    if not isinstance(header, dict):
-        raise fault
-    metadata = header.pop(METADATA, {"format": "pt"})
-    if not foreign and metadata != {"format": "pt"}:
-        raise fault
-    if len(header) > MOST_TENSORS:
-        raise SnapshotError(f"{path} has {len(header):,} tensors: too many")
-    if not all(_is_entry(entry, types) for entry in header.values()):
-        raise fault
-    expected_begin = 0
-    in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    for _, entry in in_order:
-        begin, end = entry["data_offsets"]
-        if begin != expected_begin or end - begin != types[entry["dtype"]] * prod(entry["shape"]):
-            raise fault
-        expected_begin = end
-    if expected_begin != size - 8 - length:
-        raise fault
-    return {name: tuple(entry["shape"]) for name, entry in in_order if entry["dtype"] in FLOATS}
+            beginning = opened.read(len(LFS_POINTER))
+        if beginning == LFS_POINTER:
+            raise SnapshotError(f"{path} is a pointer of Git LFS: run `git lfs pull` beside it")
+        if int.from_bytes(beginning[:8], "little") > LARGEST_JSON_BYTES:
+            raise SnapshotError(f"{path} is not a safetensors file, or its header is too long")
+        tensors = safe_open(path, "pt", backend="pread")
+    except (OSError, SafetensorError) as error:
+        raise SnapshotError(f"{path} is not a whole safetensors file: {error}") from error
+    with tensors:
+        yield tensors
 
 
-def _is_entry(entry: Any, types: dict[str, int]) -> bool:
-    return (
-        isinstance(entry, dict)
-        and set(entry) == {"dtype", "shape", "data_offsets"}
-        and entry["dtype"] in types
-        and _are_sizes(entry["shape"], most=4)
-        and _are_sizes(entry["data_offsets"], most=2)
-        and len(entry["data_offsets"]) == 2
-    )
-
-
-def _are_sizes(numbers: Any, most: int) -> bool:
-    return (
-        isinstance(numbers, list)
-        and len(numbers) <= most
-        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-    )
+def read_header(path: Path) -> dict[str, tuple[str, Shape]]:
+    """Types and shapes of the tensors in a safetensors file. Raises SnapshotError."""
+    with open_tensors(path) as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
 
 
 def file_by_name(folder: Path, prefix: str) -> dict[str, Path]:
@@ -128,43 +88,40 @@ def file_by_name(folder: Path, prefix: str) -> dict[str, Path]:
 
 
 class TensorReader:
-    """Reads tensors of a verified snapshot by name, slice by slice.
-
-    Files are read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
-    """
+    """Reads tensors of a verified snapshot by name, slice by slice."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
-        self._stack = ExitStack()
-        self._file_of: dict[str, Any] = {}
-        self._shapes: dict[str, Shape] = {}
-        try:
-            for path in files_of(folder, prefix):
-                self._shapes |= read_header(path, foreign=True)
-                opened = self._stack.enter_context(safe_open(path, "pt", backend="pread"))
-                self._file_of.update(dict.fromkeys(opened.keys(), opened))
-        except (OSError, SafetensorError) as error:
-            raise SnapshotError(f"{folder}: {prefix} cannot be read: {error}") from error
         self._path = folder / prefix
+        self._slices: dict[str, Any] = {}
+        with ExitStack() as stack:
+            for path in files_of(folder, prefix):
+                opened = stack.enter_context(open_tensors(path))
+                self._slices |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            self._stack = stack.pop_all()
 
     def slice_of(self, name: str) -> Any:
         """A tensor on disk; indexing reads it. Raises SnapshotError for an unknown name."""
-        if name not in self._file_of:
+        if name not in self._slices:
             raise SnapshotError(f"{self._path} does not hold {name}")
-        return self._file_of[name].get_slice(name)
+        return self._slices[name]
+
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of all tensors of floats by name."""
+        return {
+            name: tuple(one.get_shape())
+            for name, one in self._slices.items()
+            if one.get_dtype() in FLOATS
+        }
 
     def dtypes(self) -> set[str]:
         """The dtypes of all matrices, as safetensors names them: F32, BF16, ..."""
-        matrices = [name for name, shape in self._shapes.items() if len(shape) > 1]
-        return {self.slice_of(name).get_dtype() for name in matrices}
-
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of all tensors by name."""
-        return self._shapes
+        matrices = (name for name, shape in self.shapes().items() if len(shape) > 1)
+        return {self._slices[name].get_dtype() for name in matrices}
 
     def find(self, layout: Layout) -> dict[str, Stored]:
         """Where each parameter lies. Raises SnapshotError for a tensor that the model lacks."""
         with model_errors():
-            return layout.find(self._shapes)
+            return layout.find(self.shapes())
 
     def __enter__(self) -> TensorReader:
         return self

@@ -1,0 +1,265 @@
+"""The tensors of a snapshot: weights and what the optimizer keeps, by their names in the files.
+
+Also which of them a process writes, and what no snapshot could be resumed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from model.layout import FLOAT_BYTES, Layout, Shape, Written
+from model.sharded import (
+    cut_like,
+    gather_full,
+    is_sharded,
+    local_part,
+    numbers_in,
+    pieces_of,
+    whole_shape,
+    writes_shard,
+)
+from optim.optimizers import STEP, Kept, OptimizerError, kept_by
+from snapshot.disk.model import ADAPTERS
+from snapshot.disk.tensor_files import Slices, TensorFiles
+from snapshot.errors import SnapshotError, Unresumable
+
+LARGEST_COUNT = 2**24
+"""A float32 counter such as AdamW's step cannot count further by ones."""
+SAME_PARAMETERS = (
+    "a run trains the same parameters from its first step to its last. Name what is frozen in "
+    "optim.freeze; to change it, begin another run with model.pretrained=<a snapshot>"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of the files, or several that are converted from the same parameters."""
+
+    tensors: dict[str, Tensor]
+    """Parameters, or what the optimizer keeps of one, by name; perhaps sharded."""
+    shapes: dict[str, Shape]
+    """The full shapes of what is written, by name in the file."""
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    """Makes what is written from full tensors; None for one that is written as it is."""
+    transposed: bool = False
+    """Whether the file holds the one tensor transposed."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other processes hold the rest of some tensor."""
+        return any(map(is_sharded, self.tensors.values()))
+
+    def gathered(self) -> Part:
+        """All of it. Every process must call this, in the same order."""
+        return Part(self, {name: gather_full(one) for name, one in self.tensors.items()})
+
+    def parts(self) -> list[Part]:
+        """What this process writes of it, if each writes what it holds."""
+        if not self.is_sharded:
+            return [Part(self, self.tensors)]
+        ((name, tensor),) = self.tensors.items()
+        return [
+            Part(self, {name: local_part(tensor)[piece.local]}, piece.whole)
+            for piece in (pieces_of(tensor) if writes_shard(tensor) else ())
+        ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process writes of an entry: all of it, or slices of its one tensor."""
+
+    entry: Entry
+    tensors: dict[str, Tensor]
+    """Plain tensors of this process: the live ones of training, or copies."""
+    slices: Slices | None = None
+    """Of the full tensor, as training has it; None for all of it."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its tensors in memory."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether a copy is in pinned memory."""
+        return any(tensor.is_cuda for tensor in self.tensors.values())
+
+    def copied(self) -> Part:
+        """A copy in the memory of the CPU, pinned for a GPU's tensors.
+
+        Raises RuntimeError where the system does not give as much memory.
+        """
+        copies = {
+            name: torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda).copy_(one)
+            for name, one in self.tensors.items()
+        }
+        return replace(self, tensors=copies)
+
+    def write(self, files: TensorFiles) -> None:
+        """Write it to its files. Raises OSError and NumberFault.
+
+        It is converted in the CPU's memory, because a step in progress may fill the device's.
+        """
+        tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
+        if self.entry.convert is not None:
+            whole = {name: tensor.float() for name, tensor in tensors.items()}
+            for name, tensor in self.entry.convert(whole).items():
+                files.write(name, tensor)
+            return
+        (tensor,), (name,), slices = tensors.values(), self.entry.shapes, self.slices
+        if self.entry.transposed:
+            tensor, slices = tensor.t(), None if slices is None else slices[::-1]
+        files.write(name, tensor, slices)
+
+
+def written_as(layout: Layout, prefix: str) -> list[Written]:
+    """What the files of this prefix hold (see snapshot/disk/model.py), in their order."""
+    if prefix == ADAPTERS:
+        shapes = {name: whole_shape(one) for name, one in layout.adapters().items()}
+        return [Written((name,), {name: shape}) for name, shape in shapes.items()]
+    return layout.written()
+
+
+def entries_of_weights(layout: Layout, prefix: str) -> list[Entry]:
+    """The weights in the files of this prefix, in the order of the files."""
+    parameters = {**layout.parameters(), **layout.adapters()}
+    entries = []
+    for group in written_as(layout, prefix):
+        live = {name: parameters[name] for name in group.parameters}
+        tensors = {name: cut_like(one.detach(), one) for name, one in live.items()}
+        transposed = prefix != ADAPTERS and layout.is_transposed(group.parameters[0])
+        entries.append(Entry(tensors, group.shapes, group.convert, transposed))
+    return entries
+
+
+def kept_in(layout: Layout, optimizer: Any) -> dict[str, Kept]:
+    """Names and shapes of what the optimizer of this optim.name keeps of all that is trained.
+
+    Raises SnapshotError for an optimizer that is unknown, or of which no snapshot is possible.
+    """
+    try:
+        kept = kept_by(optimizer, layout.parts())
+    except OptimizerError as error:
+        raise SnapshotError(f"optim.name={optimizer!s:.80} {error}") from error
+    return {name: kept[one] for name, one in layout.trained().items()}
+
+
+def moment_counts(layout: Layout, optimizer: str) -> dict[str, int]:
+    """How many numbers the optimizer keeps of each number of what is trained."""
+    kept, trained = kept_in(layout, optimizer), layout.trained()
+    shapes = {name: whole_shape(one) for name, one in trained.items()}
+    return {name: [*of.values()].count(shapes[name]) for name, of in kept.items()}
+
+
+def snapshot_bytes(layout: Layout, optimizer: str) -> int:
+    """Bytes of a snapshot's tensors: all weights, or the adapters alone, and moments."""
+    trained, moments = layout.trained(), moment_counts(layout, optimizer)
+    weights = layout.adapters() or layout.parameters()
+    numbers = sum(numbers_in(one) for one in weights.values())
+    numbers += sum(moments[name] * numbers_in(one) for name, one in trained.items())
+    return FLOAT_BYTES * numbers
+
+
+def entries_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Entry]:
+    """What the optimizer of this optim.name keeps of all that is trained, in the file's order.
+
+    Raises SnapshotError before the first update, which fp16's loss scaler may have skipped, and
+    Unresumable where the optimizer has other parameters, or keeps something else, than at first.
+    """
+    entries, kept, trained = [], kept_in(layout, optimizer_name), layout.trained()
+    _refuse_other_parameters(layout, optimizer)
+    for name, parameter in trained.items():
+        state = optimizer.state.get(parameter, {})
+        if state.keys() != kept[name].keys():
+            if not state:
+                raise SnapshotError(f"the optimizer has not updated {name} yet")
+            now, first = (", ".join(sorted(one)) or "nothing" for one in (state, kept[name]))
+            raise Unresumable(
+                f"optim.name={optimizer_name!s:.80} keeps {now} of {name}, but after its first "
+                f"update {first}, which is what a snapshot holds: make all of it in the first "
+                "update, and keep it"
+            )
+        for key, value in sorted(state.items()):
+            if shape := kept[name][key]:
+                value = cut_like(value.detach(), parameter)
+            transposed = layout.is_transposed(name) and len(shape) == 2
+            shapes = {f"{name}.{key}": shape[:: -1 if transposed else 1]}
+            entries.append(Entry({key: value}, shapes, transposed=transposed))
+    return entries
+
+
+def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
+    """Raise Unresumable unless what is trained is what the optimizer was made for."""
+    trained = layout.trained()
+    updated = {one for group in optimizer.param_groups for one in group["params"]}
+    for name, parameter in trained.items():
+        if parameter not in updated:
+            raise Unresumable(
+                f"{name} has requires_grad=True, but was frozen when the optimizer was made, which "
+                f"does not update it: {SAME_PARAMETERS}"
+            )
+    for name, parameter in {**layout.parameters(), **layout.adapters()}.items():
+        if parameter in updated and name not in trained:
+            raise Unresumable(
+                f"{name} was trained at first and has requires_grad=False now: {SAME_PARAMETERS}"
+            )
+
+
+def wrong_counts(updates: Iterable[float], step: int, skipped: int) -> list[float]:
+    """Which counts of updates are not those of `step` steps.
+
+    The `skipped` steps, which fp16's loss scaler skipped, need not be among them.
+    """
+    least, most = min(step - skipped, LARGEST_COUNT), min(step, LARGEST_COUNT)
+    return [counted for counted in sorted(updates) if not least <= counted <= most]
+
+
+def refuse_other_counts(layout: Layout, optimizer: Optimizer, step: int, skipped: int) -> None:
+    """Raise Unresumable unless the optimizer has counted an update of all parameters a step.
+
+    fp16's loss scaler has skipped `skipped` of them. This waits for the device.
+    """
+    states = [optimizer.state.get(one, {}) for one in layout.trained().values()]
+    counts = [local_part(state[STEP]).float() for state in states if STEP in state]
+    if not counts:
+        return
+    updates = {*torch.stack([one.to(counts[0].device) for one in counts]).tolist()}
+    if wrong_counts(updates, step, skipped) or len(updates) > 1:
+        found = " or ".join(f"{counted:g}" for counted in sorted(updates))
+        raise Unresumable(
+            f"the optimizer has counted {found} updates in {step} steps, so no snapshot could be "
+            "resumed from. Call optimizer.step() once in each step, also where the update is to "
+            "be left out: set its learning rate to 0, or its gradients to zero. A layer that a "
+            "step leaves out needs a gradient of zero: x + 0 * layer(x)"
+        )
+
+
+def shapes_of(entries: Iterable[Entry]) -> dict[str, Shape]:
+    """The shapes by name of everything that is written."""
+    return {name: shape for entry in entries for name, shape in entry.shapes.items()}
+
+
+def divide(
+    entries: Iterable[Entry], is_main: bool, each_writes: bool
+) -> tuple[list[Part], list[Entry]]:
+    """What this process writes by itself, and what the main process gathers and writes.
+
+    If `each_writes`, every process writes what it holds of sharded tensors. The main process writes
+    what is not sharded, and gathers what is converted from several tensors.
+    """
+    own: list[Part] = []
+    gathered = []
+    for entry in entries:
+        if not entry.is_sharded:
+            own += entry.parts() if is_main else []
+        elif each_writes and entry.convert is None:
+            own += entry.parts()
+        else:
+            gathered.append(entry)
+    return own, gathered

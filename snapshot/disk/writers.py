@@ -1,0 +1,126 @@
+"""The processes that write a snapshot: the main process alone, or each what it holds.
+
+They write in threads while training's collectives run. So they agree in a process group of their
+own, of gloo, which nothing but these threads uses.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from snapshot.disk.folder import TEMPORARY_PREFIX
+from snapshot.errors import SnapshotError
+
+INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
+"""File systems that may write back the bytes around those of a process: how their names begin."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Who writes, as one process sees it."""
+
+    is_main: bool = True
+    rank: int = 0
+    group: Any = None
+    """The group of all processes, each of which writes what it holds; None: the main process
+    gathers and writes everything."""
+
+    @property
+    def count(self) -> int:
+        """How many processes write."""
+        return 1 if self.group is None else self.group.size()
+
+    def on_all(self, work: Callable[[], Result]) -> list[Result]:
+        """Run `work()` on each process that writes; all results by rank, or the first error.
+
+        Each must call this in the same thread, in the same order. An error is raised on all of
+        them. Raises OSError if a process is gone or silent.
+        """
+        if self.group is None:
+            return [work()]
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as failed:
+            error = failed
+        known = error is None or isinstance(error, OSError | SnapshotError)
+        rows = self._gather((result, error if known else OSError(f"{error!r} in rank {self.rank}")))
+        if not known:
+            assert error is not None
+            raise error
+        if first := next((failed for _, failed in rows if failed is not None), None):
+            raise first
+        return [each for each, _ in rows]
+
+    def _gather(self, row: Any) -> list[Any]:
+        from torch.distributed import all_gather_object
+
+        rows = [None] * self.count
+        try:
+            all_gather_object(rows, row, group=self.group)
+        except RuntimeError as error:  # gloo's, of a broken connection or the timeout
+            raise OSError("another process that writes a part of it is gone or silent") from error
+        return rows
+
+    def end(self) -> None:
+        """End the group: it must not outlive the one of training, or the process may abort."""
+        if self.group is not None:
+            from torch.distributed import destroy_process_group
+
+            destroy_process_group(self.group)
+
+
+def find_writers(
+    root: Path, is_main: bool, rank: int, machine: int, has_parts: bool, seconds: float
+) -> Writers:
+    """The writers of a sharded model's snapshots in `root`. Every process must call this.
+
+    Each writes what it holds if all of those that hold something can write to one folder, and
+    neighbouring bytes of one file. Without an answer for so many seconds a process counts as gone.
+    """
+    from torch.distributed import new_group
+
+    group = new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    writers = Writers(is_main, rank, group)
+    name = f"{TEMPORARY_PREFIX}shared-{os.getpid()}-{time.time_ns()}"
+    if is_main:
+        with suppress(OSError):
+            (root / name).mkdir(parents=True)
+    shared = root / writers.on_all(lambda: name)[0]
+
+    def try_to_write() -> tuple[bool, bool, bool, int]:
+        can_write = False
+        with suppress(OSError):
+            (shared / str(rank)).touch()
+            can_write = True
+        return is_main or has_parts, can_write, is_coherent(root), machine
+
+    rows = {n: row for n, row in enumerate(writers.on_all(try_to_write)) if row[0]}
+    several = len({row[3] for row in rows.values()}) > 1
+    can_share = all(row[1] and (row[2] or not several) for row in rows.values())
+    if is_main:  # it must see what the others write
+        can_share = can_share and all((shared / str(n)).exists() for n in rows)
+        shutil.rmtree(shared, ignore_errors=True)
+    if writers.on_all(lambda: can_share)[0]:
+        return writers
+    writers.end()
+    return Writers(is_main, rank)
+
+
+def is_coherent(folder: Path) -> bool:
+    """Whether processes of several machines may write neighbouring bytes of one file here."""
+    mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    at = folder.resolve()  # a link may lead to another file system
+    kind = next((mounts[place] for place in (at, *at.parents) if place in mounts), "")
+    return not kind.startswith(INCOHERENT)
