@@ -190,7 +190,7 @@ FAULTS = [
     ),
     Fault(
         "the final name first, then the files",
-        "snapshot/disk/save.py",
+        "snapshot/disk/folder.py",
         "    building, final = root / temporary_name(name), root / name",
         "    building = final = root / name",
         ("the first steps", "killed in a snapshot", "SIGTERM", *SAME),
