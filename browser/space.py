@@ -17,6 +17,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.hf_api import RepoFile
 
+from common.hub_client import hub_api
 from data.subwords import tokenizer_of
 from data.tokenizer import refuse_larger_than
 from data.tokenizer_files import GENERATION
@@ -26,7 +27,6 @@ from snapshot.errors import SnapshotError
 from snapshot.named_model import PIECE_BYTES, NamedModel, find_model, write_model
 from snapshot.source import TIMEOUT_SECONDS
 from store.errors import translate_errors
-from store.http import hub_api
 from store.kinds import NAMED_REPO, named_repo
 from store.store import BRANCH, PREFIX
 

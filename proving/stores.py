@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from common.retries import with_retries
 from config.schema import Config
 from proving import folders
 from proving.attempts import Launch
@@ -20,7 +21,7 @@ from store.errors import StoreError, Unsupported
 from store.fetch import fetch_newest, read_store
 from store.kinds import open_store
 from store.latest import remote_step
-from store.store import Store, with_retries
+from store.store import Store
 from training.exits import EXIT_DONE
 
 FIRST = 2

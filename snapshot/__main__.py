@@ -22,6 +22,7 @@ from pathlib import Path
 
 from browser.space import make_space
 from common.printable import printable
+from common.retries import with_retries
 from config.removed import removed_option
 from model.family import ModelConfig
 from snapshot.command_line import exit_code_of
@@ -37,7 +38,7 @@ from snapshot.named_model import BASE_HELP, merge
 from store.fetch import Contents, fetch_newest, read_store
 from store.kinds import named_store
 from store.latest import remote_step
-from store.store import Store, with_retries
+from store.store import Store
 
 COMMANDS = ("verify", "list", "status", "merge", "space")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import huggingface_hub  # imports the rest at its first use
 
+from common.retries import with_retries
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from data.tokenizer_files import CHAT_TEMPLATE, GENERATION, MORE_TEMPLATES
 from model.families import ARCHITECTURES
@@ -53,7 +54,7 @@ from store.fetch import (
     twice,
 )
 from store.hub import Hub
-from store.store import PREFIX, with_retries
+from store.store import PREFIX
 
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""

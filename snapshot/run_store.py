@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from common.retries import with_retries
 from snapshot.disk.folder import LARGEST_STEP
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
@@ -21,7 +22,7 @@ from store.errors import (
 from store.fence import Fenced
 from store.fetch import Contents, read_store
 from store.kinds import begin_attempt
-from store.store import Card, Policy, Store, Upload, UploadTarget, with_retries
+from store.store import Card, Policy, Store, Upload, UploadTarget
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.retries import with_retries
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
     expanded,
@@ -32,7 +33,7 @@ from store.fetch import (
 from store.hub import Hub
 from store.kinds import named_store, open_store
 from store.latest import SNAPSHOTS
-from store.store import BRANCH, PREFIX, with_retries
+from store.store import BRANCH, PREFIX
 
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """The name of a repo from before the Hub's repos had owners, such as gpt2."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
+from common.retries import with_retries
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.folder import (
     MANIFEST,
@@ -31,7 +32,7 @@ from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import NoFile, NoRevision
 from store.latest import FOLDER, WRITTEN_BY_010, Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES
-from store.store import BRANCH, RemoteFile, Store, with_retries
+from store.store import BRANCH, RemoteFile, Store
 
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""

@@ -25,6 +25,8 @@ from typing import Any, BinaryIO, TypeVar, cast
 from huggingface_hub.utils._xet import abort_xet_session
 from tqdm import tqdm
 
+from common.failures import short_text
+from common.hub_client import SLOWEST_BYTES_PER_SECOND, hub_api, open_xet_session
 from common.printable import redact_urls
 from snapshot.errors import SnapshotError
 from store.disk import files_below, give_name, make_folders
@@ -35,11 +37,9 @@ from store.errors import (
     StoreRefused,
     StoreUnreachable,
     Unsupported,
-    short_text,
     translate,
 )
 from store.files import PARTIAL, Files
-from store.http import SLOWEST_BYTES_PER_SECOND, hub_api, open_xet_session
 from store.latest import FOLDER, SNAPSHOTS
 from store.store import BRANCH, PREFIX, RemoteFile, Transfer
 

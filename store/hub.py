@@ -18,6 +18,7 @@ from huggingface_hub import constants, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
+from common.hub_client import deadline, hub_api, transfer
 from snapshot.errors import DiskFault, is_full
 from store.errors import (
     REMEDY,
@@ -28,7 +29,6 @@ from store.errors import (
     Unsupported,
     translate_errors,
 )
-from store.http import deadline, hub_api, transfer
 from store.latest import LATEST
 from store.store import BRANCH, RemoteFile, Store, Transfer
 

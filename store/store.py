@@ -6,16 +6,15 @@ A start lists and reads it (`Store`); the uploads of an attempt publish, delete 
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from snapshot.disk.folder import step_of
 from snapshot.errors import SnapshotError
-from store.errors import StoreOffline, StoreRefused, StoreSilent, StoreUnreachable
+from store.errors import StoreRefused
 from store.fence import Fence
 from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
@@ -273,20 +272,3 @@ class Attempt(Protocol):
 
     def tidy(self, step: int) -> None:
         """After the upload of a step: delete what the policy does not keep. Raises nothing."""
-
-
-Result = TypeVar("Result")
-RETRY_DELAYS_SECONDS = (1.0, 3.0)
-"""Between tries."""
-
-
-def with_retries(work: Callable[[], Result]) -> Result:
-    """`work()`, with a few retries while the Hub cannot be reached, unless it does not answer."""
-    for seconds in (*RETRY_DELAYS_SECONDS, None):
-        try:
-            return work()
-        except StoreUnreachable as error:
-            if seconds is None or isinstance(error, StoreOffline | StoreSilent):
-                raise
-            time.sleep(seconds)
-    raise AssertionError("the last try returns or raises")

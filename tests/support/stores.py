@@ -270,7 +270,8 @@ def place(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """A store of a kind, to which this process is led; what fails is soon tried again."""
     monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", (0.1, 0.1))
+    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("common.retries.BRIEF_DELAY_SECONDS", 0.2)
     with KINDS[kind](folder, monkeypatch) as found:
         yield found
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from huggingface_hub import constants
 
+from common.retries import with_retries
 from config.schema import Config, ConfigError
 from config.stored import as_plain
 from data.public_names import public_name
@@ -21,7 +22,6 @@ from snapshot.start import METRICS, Start
 from store.errors import StoreError
 from store.events import as_text, read_events
 from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
-from store.store import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events
 from training.reporting.metrics import has_step

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.printable import printable
+from common.retries import with_retries
 from snapshot.disk.folder import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
@@ -19,7 +20,7 @@ from store.fetch import read_store
 from store.kinds import named_store
 from store.latest import utc
 from store.records import EVENTS
-from store.store import BRANCH, Store, with_retries
+from store.store import BRANCH, Store
 from training.exits import (
     EXIT_AGAIN,
     EXIT_DONE,

@@ -209,9 +209,9 @@ def test_few_files_bypass_the_accelerator_or_read_environ():
         TALKS_TO_TORCH_DISTRIBUTED
     )
     readers = [path for path in SOURCES if re.search(r"\benviron\b|\bgetenv\b", text(path))]
-    # store/http.py sets what hf_xet, which has no other options, reads when it is loaded.
+    # common/hub_client.py sets what hf_xet, which has no other options, reads when it is loaded.
     readers = [name_of(path) for path in readers]
-    assert readers == ["store/http.py", "training/distributed/environment.py"]
+    assert readers == ["common/hub_client.py", "training/distributed/environment.py"]
 
 
 def text(path: Path) -> str:

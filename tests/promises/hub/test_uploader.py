@@ -18,8 +18,8 @@ from huggingface_hub.utils import get_session
 
 import hubs
 import runs
+from common import hub_client as http
 from loopback_hub import LoopbackHub
-from store import http
 from store.file_system import FileSystem
 from store.hub import Hub
 from store.store import Best

@@ -24,6 +24,6 @@ def test_a_repo_that_cannot_be_reached_is_nobodys_mistake(tmp_path, monkeypatch,
         raise fault("the Hub did not answer in time")
 
     monkeypatch.setattr("snapshot.source.read_store", read_store)
-    monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr("common.retries.BRIEF_DELAY_SECONDS", 0.0)
     with pytest.raises(kind, match=r"snapshot\.resume=me/other: the Hub did not answer in time\. "):
         choose_start(tmp_path / "run", "me/other")

@@ -113,14 +113,11 @@ def test_404_without_an_error_code_means_what_was_asked_for():
     assert type(with_code) is Unsupported
 
 
-def test_a_branch_that_is_not_there_was_not_squashed_away():
-    code = {"X-Error-Code": "RevisionNotFound"}
-    assert "no branch and no tag" in str(answered(404, "", code, at="nobranch"))
-    assert "squash" not in str(answered(404, "", code, at="nobranch"))
-    for commit in ("0a1b6fc", "8b5d64c" * 5 + "abcde", "8b5d64cf" * 8):
-        assert "commits from before a squash no longer exist" in str(
-            answered(404, "", code, at=commit)
-        )
+def test_a_revision_that_is_not_there_may_have_been_squashed_away():
+    error = answered(404, "", {"X-Error-Code": "RevisionNotFound"}, at="8b5d64c")
+    assert type(error) is NoRevision
+    assert "no revision 8b5d64c: no branch, tag or commit" in str(error)
+    assert "or a squash has removed the commit" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["application/xml", "text/plain"])

@@ -118,7 +118,8 @@ def test_a_process_without_the_hub_says_so_once(
     near_hub, finished_run, small, tmp_path, monkeypatch
 ):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
-    monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", (60.0,))
+    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 60.0)
+    monkeypatch.setattr("common.retries.BRIEF_DELAY_SECONDS", 60.0)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     began = time.monotonic()
     start = choose_start(finished_run, "auto", hubs.store())

@@ -14,9 +14,9 @@ from huggingface_hub.utils._xet import abort_xet_session
 
 import hubs
 import runs
+from common import hub_client as http
 from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
-from store import http
 from store.errors import NoFile, StoreRefused, StoreUnreachable
 from store.hub import Hub
 from store.store import Transfer
@@ -109,12 +109,16 @@ def test_a_slow_upload_within_its_time_is_left_alone(hub, remote, tmp_path):
     ("status", "kind", "message"),
     [
         (400, StoreRefused, "storage refuses (HTTP 400)"),
-        (401, StoreUnreachable, "storage answers HTTP 401"),  # the next upload has another token
+        (
+            401,
+            StoreUnreachable,
+            "storage cannot be reached (HTTP 401)",
+        ),  # the next upload has another token
         (403, StoreRefused, "storage refuses (HTTP 403)"),
         (413, StoreRefused, "storage refuses (HTTP 413)"),
-        (429, StoreUnreachable, "storage answers HTTP 429"),
-        (500, StoreUnreachable, "storage answers HTTP 500"),
-        (507, StoreUnreachable, "storage answers HTTP 507"),
+        (429, StoreUnreachable, "storage cannot be reached (HTTP 429)"),
+        (500, StoreUnreachable, "storage cannot be reached (HTTP 500)"),
+        (507, StoreUnreachable, "storage cannot be reached (HTTP 507)"),
     ],
 )
 def test_each_answer_of_the_storage_has_a_kind(hub, tmp_path, status, kind, message):

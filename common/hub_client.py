@@ -26,19 +26,10 @@ from huggingface_hub.utils._http import default_client_factory, set_client_facto
 from huggingface_hub.utils._runtime import is_xet_available
 from huggingface_hub.utils._xet import abort_xet_session, get_xet_session
 
-from store.errors import (
-    RETRY_AFTER,
-    StoreRefused,
-    StoreUnreachable,
-    retry_after_seconds,
-)
+from common.failures import HIDDEN_DELAY, NO_ANSWER, Refused, Unanswered, retry_after
 
 LONGEST_SLEEP_SECONDS = 10.0
-"""The longest delay between the Hub client's own retries of a request."""
-
-CHANGE = threading.Lock()
-"""Held while the HTTP client may change."""
-
+"""The longest delay that the client itself may sleep before it repeats a request."""
 SLOWEST_BYTES_PER_SECOND = 250_000
 """A transfer may last as long as its bytes need at this speed, and the timeout of a request."""
 END: ContextVar[float] = ContextVar("end", default=math.inf)
@@ -50,6 +41,8 @@ XET_SETTINGS = {  # memory: each upload in flight holds up to 64 MB
 }
 NICENESS = 10
 """Added to that of the process, for the threads that cut, hash and compress an upload."""
+CHANGE = threading.Lock()
+"""Held while the HTTP client may change."""
 
 
 def hub_api(timeout: float) -> huggingface_hub.HfApi:
@@ -69,38 +62,35 @@ def _use_timeout(timeout: float) -> None:
     All of a process's requests share one HTTP client, and a change closes the one before, with the
     requests of other threads: an upload would be cut off.
     """
-    set_client_factory(lambda: client(timeout))
 
-
-def client(timeout: float) -> httpx2.Client:
-    """The Hub client's default HTTP client, with a timeout and without long delays for retries."""
-
-    def set_timeouts(request: httpx2.Request) -> None:
+    def bound(request: httpx2.Request) -> None:
         # Some calls (repo_info, list_repo_tree) disable the timeout of the client.
         given = request.extensions.get("timeout", {})
         request.extensions["timeout"] = {
             name: timeout if given.get(name) is None else given[name]
             for name in ("connect", "read", "write", "pool")
         }
-
         if time.monotonic() > END.get():
-            raise StoreUnreachable("the Hub did not answer in time", "no answer in time")
+            raise Unanswered(NO_ANSWER, NO_ANSWER)
 
-    client = default_client_factory()
-    client.timeout = httpx2.Timeout(timeout)
-    hooks = client.event_hooks
-    client.event_hooks = {
-        "request": [*hooks["request"], set_timeouts],
-        "response": [*hooks["response"], _hide_long_retry_delay],
-    }
-    return client
+    def make() -> httpx2.Client:
+        client = default_client_factory()
+        client.timeout = httpx2.Timeout(timeout)
+        hooks = client.event_hooks
+        client.event_hooks = {
+            "request": [*hooks["request"], bound],
+            "response": [*hooks["response"], _hide_long_delay],
+        }
+        return client
+
+    set_client_factory(make)
 
 
-def _hide_long_retry_delay(response: httpx2.Response) -> None:
-    """Hide a long Retry-After from the Hub client, which would sleep so long: we wait ourselves."""
-    seconds = retry_after_seconds(response.headers)
+def _hide_long_delay(response: httpx2.Response) -> None:
+    """Hide a long Retry-After from the client, which would sleep so long: the rooms wait."""
+    seconds = retry_after(response.headers)
     if response.is_error and seconds is not None and seconds > LONGEST_SLEEP_SECONDS:
-        response.extensions[RETRY_AFTER] = seconds
+        response.extensions[HIDDEN_DELAY] = seconds
         for name in ("ratelimit", "Retry-After"):
             response.headers.pop(name, None)
 
@@ -119,7 +109,7 @@ def deadline(seconds: float) -> Iterator[None]:
 def transfer(timeout: float, size: int) -> Iterator[None]:
     """A transfer of `size` bytes by the Hub client, which ends when its time is over.
 
-    Raises StoreUnreachable then, and StoreRefused if Xet cannot be used on this machine.
+    Raises Unanswered then, and Refused if Xet cannot be used on this machine.
     """
     seconds = timeout + size / SLOWEST_BYTES_PER_SECOND
     end = time.monotonic() + seconds
@@ -135,10 +125,8 @@ def transfer(timeout: float, size: int) -> Iterator[None]:
     except Exception as error:
         if time.monotonic() < end:
             raise
-        raise StoreUnreachable(
-            f"a transfer of {size / 1e6:.1f} MB has not ended within {seconds:.0f} seconds",
-            "no answer in time",
-        ) from error
+        reason = f"a transfer of {size / 1e6:.1f} MB has not ended within {seconds:.0f} seconds"
+        raise Unanswered(reason, NO_ANSWER) from error
     finally:
         timer.cancel()
 
@@ -161,14 +149,14 @@ def open_xet_session() -> None:
 
 
 def _check_xet_cache() -> None:
-    """Raise StoreRefused unless hf_xet can write its cache; its own error would not tell."""
+    """Raise Refused unless hf_xet can write its cache; its own error would not tell."""
     cache = Path(constants.HF_XET_CACHE)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=cache):
             pass
     except OSError as error:
-        raise StoreRefused(
+        raise Refused(
             f"HF_XET_CACHE={cache} cannot be written ({error.strerror}), and Xet needs it for "
             "large files. Free some space there, set HF_XET_CACHE to another folder, or set "
             "HF_HUB_DISABLE_XET=1 to transfer them without Xet.",

@@ -1,0 +1,45 @@
+"""The loop that repeats requests, of texts and of snapshots alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from common.failures import Failure
+
+Answer = TypeVar("Answer")
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 60.0
+LONGEST_RETRY_AFTER_SECONDS = 3600.0
+"""The longest delay that a server may ask for."""
+BRIEF_DELAY_SECONDS = 2.0
+"""The longest delay of `wait_briefly`: four tries within four seconds."""
+
+
+def wait_briefly(failure: Failure, waited: float, delay: float) -> None:
+    """Wait; raise the failure if that would take long, or if the request itself did."""
+    if failure.timed_out or delay > BRIEF_DELAY_SECONDS:
+        raise failure
+    time.sleep(delay)
+
+
+def with_retries(
+    request: Callable[[], Answer],
+    wait: Callable[[Failure, float, float], None] = wait_briefly,
+) -> Answer:
+    """What `request` returns; it is repeated while it raises a Failure that may pass.
+
+    The delay doubles, or is what the server asks for, an hour at most.
+    `wait(failure, waited, delay)` waits that long, or raises to give up; `waited` are the seconds
+    since the first try.
+    """
+    began, delay = time.monotonic(), FIRST_DELAY_SECONDS
+    while True:
+        try:
+            return request()
+        except Failure as failure:
+            if not failure.may_pass:
+                raise
+            asked_for = min(failure.retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS)
+            wait(failure, time.monotonic() - began, max(delay, asked_for))
+        delay = min(2 * delay, LONGEST_DELAY_SECONDS)
