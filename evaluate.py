@@ -41,7 +41,8 @@ from snapshot.command_line import (
     usable_device,
 )
 from snapshot.named_model import BASE_HELP, NamedModel, find_model
-from snapshot.run_text import RunText, parts_of_run, stream_of_run, text_of_run
+from training.run.stored_text import RunText, stored_config
+from training.run.streams import parts_of
 
 CONFIG_FILE = "config.yaml"
 LONGEST_BLOCK = 1024
@@ -70,16 +71,19 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of the model over the text, by name: the content of `--json`."""
     device = usable_device(options.device)
     named = with_places(find_model(options.model, options.base))
-    run = None if named.state is None else text_of_run(named.state, named.folder)
+    run = None
+    if named.state is not None:
+        config = stored_config(named.state, named.folder)
+        run = RunText(config, named.state, named.folder)
     longest = named.sizes.block_size
-    default = LONGEST_BLOCK if run is None else run.block_size
+    default = LONGEST_BLOCK if run is None else run.data.block_size
     block_size = options.block_size or min(default, longest)
     if block_size > longest:
         what = f"--block-size={block_size} is longer than the context of {named.name}"
         raise DataError(f"{what}, {longest} tokens. Use at most {longest}.")
-    own_chats = run is not None and not is_whole(options) and run.documents == CONVERSATIONS
-    if run is not None and own_chats and block_size != run.block_size:
-        what = f"--block-size={block_size} is not the run's data.block_size={run.block_size}"
+    own_chats = run is not None and not is_whole(options) and run.data.documents == CONVERSATIONS
+    if run is not None and own_chats and block_size != run.data.block_size:
+        what = f"--block-size={block_size} is not the run's data.block_size={run.data.block_size}"
         raise DataError(f"{what}, to which its conversations were shortened. Leave it out.")
     corpus = text_for(named, run, options, block_size)
     most = None if run is None or is_whole(options) else run.most_windows
@@ -153,20 +157,20 @@ def text_for(
     own = None if whole else run
     say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
     try:
-        if own is not None and own.is_streamed:
+        if own is not None and own.state.stream is not None:
             corpus = held_out_stream(named, own, options, say)
         else:
             if source is None:
                 assert run is not None
-                source = run.source
+                source = run.data.source
                 refuse_unasked(named, source, f"add --source {source} --held-out")
                 refuse_unplaced(source)
             corpus = prepare_corpus(
                 source,
-                text_column=options.column or (own.text_column if own else "text"),
-                val_fraction=own.val_fraction if own else ALL_HELD_OUT,
-                block_size=own.block_size if own else block_size,
-                documents=options.documents or (PACKED if run is None else run.documents),
+                text_column=options.column or (own.data.text_column if own else "text"),
+                val_fraction=own.data.val_fraction if own else ALL_HELD_OUT,
+                block_size=own.data.block_size if own else block_size,
+                documents=options.documents or (PACKED if run is None else run.data.documents),
                 cache_dir=Path(options.cache_dir),
                 tokenizer=own.tokenizer if own else named.folder,
                 threads=os.cpu_count() or 1,
@@ -210,11 +214,11 @@ def held_out_stream(
 
     Raises DataError and SnapshotError.
     """
-    assert named.state is not None
-    if options.documents not in (None, run.documents):
-        what = f"--documents {options.documents} is not the run's data.documents={run.documents}"
+    data = run.data
+    if options.documents not in (None, data.documents):
+        what = f"--documents {options.documents} is not the run's data.documents={data.documents}"
         raise DataError(f"{what}. Leave it out.")
-    parts = parts_of_run(named.state, named.folder)
+    parts, revisions = parts_of(run.config), run.revisions()
     if options.source is None:
         for part in parts:
             refuse_unasked(named, part.source, "download the repo and evaluate its folder")
@@ -225,18 +229,10 @@ def held_out_stream(
             "--held-out to evaluate all of it, or --source to evaluate the run's own."
         )
     else:
-        same = options.source == parts[0].source
-        revision = parts[0].revision if same else None
-        parts = [replace(parts[0], source=options.source, revision=revision)]
-    return stream_of_run(
-        named.state,
-        named.folder,
-        [replace(part, column=options.column or part.column) for part in parts],
-        run.tokenizer,
-        cache_dir=Path(options.cache_dir),
-        threads=os.cpu_count() or 1,
-        say=say,
-    )
+        revisions = revisions if options.source == parts[0].source else [None]
+        parts = [replace(parts[0], source=options.source)]
+    parts = [replace(part, text_column=options.column or part.text_column) for part in parts]
+    return run.stream(parts, revisions, Path(options.cache_dir), say)
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 
 import pytest
@@ -214,17 +215,22 @@ def test_an_address_that_a_repo_names_is_not_opened(
 
 
 @pytest.mark.parametrize(
-    ("data", "key"),
+    "data",
     [
-        ({"source": 7}, "data.source"),
-        ({"block_size": 0}, "data.block_size"),
-        ({"block_size": True}, "data.block_size"),
-        ({"val_fraction": 1.0}, "data.val_fraction"),
-        ({"tokenizer": ["char"]}, "data.tokenizer"),
+        {"source": 7},
+        {"source": "${oc.env:HOME}"},
+        {"block_size": 0},
+        {"block_size": True},
+        {"val_fraction": 1.0},
+        {"tokenizer": ["char"]},
     ],
+    ids=str,
 )
-def test_a_state_that_no_run_writes_is_a_sentence(finished_run, refused, tmp_path, data, key):
-    assert f"has no valid {key} in its state" in refused(changed(finished_run, tmp_path, **data))
+def test_a_state_that_no_run_writes_is_a_sentence(finished_run, refused, tmp_path, data):
+    assert "has no valid configuration in its state: " in (
+        said := refused(changed(finished_run, tmp_path, **data))
+    )
+    assert os.environ["HOME"] not in said.replace(str(tmp_path), "")
 
 
 def test_a_text_that_has_changed_is_a_sentence(small, finished_run, other_text, refused, tmp_path):

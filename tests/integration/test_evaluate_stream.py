@@ -120,10 +120,9 @@ def test_what_is_not_the_run_s_text_is_a_sentence(mixed_run, single_run, sources
     ],
 )
 def test_a_state_that_no_run_writes_is_a_sentence(mixed_run, evaluated, tmp_path, data):
-    (key,) = data
     code, sentence = evaluated(changed(mixed_run, tmp_path, **data))
     assert code == 2
-    assert f"has no valid data.{key} in its state" in sentence
+    assert "has no valid configuration in its state: " in sentence
 
 
 def test_an_address_that_a_repo_names_is_not_opened(

@@ -5,7 +5,7 @@ It is the same on all processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,19 +14,19 @@ from typing import Any
 from accelerate import Accelerator
 
 from config.checks import is_streamed
-from config.schema import Config, MixPart, other_model
+from config.schema import Config, other_model
 from data.columns import MASKED, PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
 from data.reading.formats import TEXT
-from data.reading.groups import TRAIN, Listing
-from data.reading.listing import check_formats, find_files, is_one_group, list_source
+from data.reading.groups import Listing
+from data.reading.listing import check_formats, find_files, is_one_group
 from data.reading.rows import read_group
 from data.sources import BUILT_IN
 from data.streaming.streamed import StreamedText, fixed_tokenizer, stream_corpus
-from data.streaming.windows import StreamDefinition, StreamReading
+from data.streaming.windows import StreamReading
 from data.tokenizer import CHARACTERS, OF_BYTES, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
 from model.cpu import cores
@@ -44,6 +44,13 @@ from training.distributed.agreement import (
 from training.distributed.environment import processes_here
 from training.reporting.console import say_error
 from training.run.pretrained import PretrainedModel
+from training.run.streams import (
+    define_stream,
+    list_held_out,
+    list_stream,
+    names_of,
+    refuse_shared_files,
+)
 
 LARGE_BYTES = 5_000_000_000
 """Files larger than this are streamed: preparing them takes minutes and two to four times the disk.
@@ -111,16 +118,6 @@ def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | P
     raise DataError(lacks_file(f"data.tokenizer={name}", name, names_in(folder)))
 
 
-def parts_of(config: Config) -> Sequence[MixPart]:
-    """The sources of a streamed text."""
-    return config.data.mix or [MixPart(config.data.source)]
-
-
-def names_of(config: Config) -> list[str]:
-    """The sources of a streamed text, as a snapshot names them."""
-    return [public_name(part.source) for part in parts_of(config)]
-
-
 def is_streamed_text(accelerator: Accelerator, config: Config, state: RunState | None) -> bool:
     """Whether the text is streamed; without `data.streaming`, because it is large.
 
@@ -167,7 +164,7 @@ def stream_text(
     """
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None)
-    listed = partial(_listed, config, access)
+    listed = partial(list_stream, config, access)
     names = names_of(config)
     revisions: list[str | None] = [None] * len(names)
     stream = [] if start.state is None else start.state.stream or []
@@ -181,22 +178,10 @@ def stream_text(
             return prepared(found or listed(revisions))
 
     def prepared(listings: list[Listing]) -> Corpus:
-        # At the commits of what is trained on: the same rows whenever the branch moves.
-        split = data.held_out_split
-        held_out = [] if split is None else listed(revisions, split)
+        held_out = list_held_out(config, access, revisions)
         refuse_shared_files(listings, held_out)
-        stream = StreamDefinition(
-            listings,
-            [part.weight for part in parts_of(config)],
-            fixed_tokenizer(tokenizer_of_run(config, start, base)),
-            seed=config.train.seed,
-            val_fraction=data.val_fraction,
-            window_bytes=data.window_bytes,
-            held_out_bytes=data.held_out_bytes,
-            held_out=held_out,
-            skip_broken=data.skip_broken,
-            masks=data.documents == MASKED,
-        )
+        tokenizer = fixed_tokenizer(tokenizer_of_run(config, start, base))
+        stream = define_stream(config, listings, held_out, tokenizer, config.train.seed)
         reading = StreamReading(
             partial(read_group, access=access, skip_broken=data.skip_broken),
             cache_dir=Path(data.cache_dir),
@@ -216,35 +201,6 @@ def stream_text(
             f"data.tokenizer={data.tokenizer} is not the same tokenizer."
         )
     return corpus
-
-
-def _listed(
-    config: Config, access: Access, revisions: Sequence[str | None], split: str = TRAIN
-) -> list[Listing]:
-    data = config.data
-    return [
-        list_source(
-            part.source,
-            part.text_column or data.text_column,
-            access,
-            revision,
-            split,
-            data.skip_broken,
-        )
-        for part, revision in zip(parts_of(config), revisions, strict=True)
-    ]
-
-
-def refuse_shared_files(listings: list[Listing], held_out: list[Listing]) -> None:
-    """Raise DataError if a file is trained on and held out."""
-    trained = {file.url for listing in listings for file in listing.files}
-    for listing in held_out:
-        for file in listing.files:
-            if file.url in trained:
-                raise DataError(
-                    f"data.held_out_split: {file.name} of {listing.name} is in the split that is "
-                    "trained on as well. Choose another split, or leave it out."
-                )
 
 
 def begin_stream(corpus: Corpus, config: Config, state: RunState | None) -> None:

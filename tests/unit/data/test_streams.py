@@ -13,7 +13,8 @@ from config.schema import ConfigError
 from config.stored import as_plain
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from training.run.text import is_large, parts_of
+from training.run.streams import parts_of
+from training.run.text import is_large
 
 TWO = "data.mix=[{source:a/*.parquet,weight:0.7},{source:me/b,weight:0.3,text_column:body}]"
 OF_BYTES = "data.tokenizer=bpe:257"

@@ -1,0 +1,139 @@
+"""The text that a run was trained and evaluated on, by the configuration in its snapshot.
+
+A snapshot is untrusted input: its configuration is parsed by the schema, as a command line is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from config.checks import problems
+from config.schema import Config, DataConfig, MixPart
+from data.corpus import Corpus
+from data.errors import DataError
+from data.reading.access import Access
+from data.reading.rows import read_group
+from data.streaming.streamed import fixed_tokenizer, stream_corpus
+from data.streaming.windows import StreamReading
+from data.tokenizer import CHARACTERS, bpe_size
+from snapshot.disk.state import RunState
+from snapshot.errors import SnapshotError
+from training.run.streams import define_stream, list_held_out, list_stream, parts_of
+
+SECTIONS = ("data", "model", "train")
+LARGEST_CACHE_BYTES = 10**15
+"""Nothing is removed from the cache for a few held-out rows."""
+
+
+def stored_config(state: RunState, folder: Path) -> Config:
+    """The configuration in the state of a snapshot, as far as it is about text and model.
+
+    Raises SnapshotError for values that no run has.
+    """
+    stored: dict[str, dict[str, Any]] = {}
+    for section in SECTIONS:
+        names = {entry.name for entry in fields(getattr(Config(), section))}
+        values = state.config.get(section)
+        values = values if isinstance(values, dict) else {}
+        stored[section] = {name: values[name] for name in names & values.keys()}
+    named = {**stored, "run": {"name": "run", "dir": "run"}}
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), named))
+        assert isinstance(config, Config)
+    except OmegaConfBaseException as error:
+        raise _not_valid(folder, str(error).splitlines()[0]) from error
+    for section, values in stored.items():
+        for name, value in asdict(getattr(config, section)).items():
+            if values.get(name, ...) != value:  # it was converted, or interpolated
+                raise _not_valid(folder, f"{section}.{name} is of another type")
+    for problem in problems(config):
+        if problem.startswith(("data.", "train.")):
+            raise _not_valid(folder, problem)
+    return config
+
+
+def _not_valid(folder: Path, why: str) -> SnapshotError:
+    return SnapshotError(f"{folder} has no valid configuration in its state: {why.rstrip('.')}.")
+
+
+@dataclass(frozen=True)
+class RunText:
+    """The text of a run, and how much of it the run evaluates."""
+
+    config: Config
+    state: RunState
+    folder: Path
+    """The snapshot, which has the tokenizer."""
+
+    @property
+    def data(self) -> DataConfig:
+        """The keys `data.*` of its configuration."""
+        return self.config.data
+
+    @property
+    def tokenizer(self) -> str | Path:
+        """As `prepare_corpus` takes it."""
+        chosen = self.data.tokenizer or CHARACTERS
+        is_trained = chosen == CHARACTERS or bpe_size(chosen) is not None
+        return chosen if is_trained else self.folder
+
+    @property
+    def most_windows(self) -> int | None:
+        """How many windows of held-out text the run evaluates at most; None for all."""
+        train = self.config.train
+        return train.eval_batches and train.eval_batches * train.global_batch_size
+
+    def check_same(self, corpus: Corpus) -> None:
+        """Raise DataError if a prepared text is not the run's."""
+        name, fingerprint = self.state.data.get("name"), str(self.state.data.get("fingerprint"))
+        if corpus.info.fingerprint != fingerprint:
+            raise DataError(
+                f"the text is not the run's: {name} ({fingerprint[:8]}) in the snapshot, "
+                f"{corpus.info.name} ({corpus.info.fingerprint[:8]}) now. Name the run's own text "
+                "with --source and --held-out, or evaluate all of another one with --source alone."
+            )
+
+    def revisions(self) -> list[str | None]:
+        """The commit of each source of a stream that the run trains on; None without commits."""
+        stream = self.state.stream or []
+        if len(stream) != len(parts_of(self.config)):
+            raise _not_valid(self.folder, "data.mix has other sources than its stream")
+        return [cursor["revision"] for cursor in stream]
+
+    def stream(
+        self,
+        parts: Sequence[MixPart],
+        revisions: Sequence[str | None],
+        cache_dir: Path,
+        say: Callable[[str], None] | None,
+    ) -> Corpus:
+        """The stream, of which held-out rows are read from `parts`, wherever they are now.
+
+        Raises DataError if the sources cannot be listed or read.
+        """
+        data = replace(self.data, mix=list(parts))
+        config, access = replace(self.config, data=data), Access(cache_dir, say)
+        with access.waiting.at_start():
+            listings = list_stream(config, access, revisions)
+            held_out = list_held_out(config, access, revisions)
+            definition = define_stream(
+                config, listings, held_out, fixed_tokenizer(self.tokenizer), self.state.seed
+            )
+            reading = StreamReading(
+                partial(read_group, access=access, skip_broken=data.skip_broken),
+                cache_dir=cache_dir,
+                cache_bytes=LARGEST_CACHE_BYTES,
+                prefetch_bytes=0,
+                threads=os.cpu_count() or 1,
+                left_out=access.note_left_out,
+                say=say,
+            )
+            return stream_corpus(definition, reading)
