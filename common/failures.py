@@ -123,7 +123,7 @@ def _of_cause(cause: BaseException) -> Failure:
     name = type(cause).__name__
     if isinstance(cause, httpx2.TimeoutException | TimeoutError):
         return Unanswered(NO_ANSWER, NO_ANSWER, timed_out=True)
-    if isinstance(cause, json.JSONDecodeError):
+    if isinstance(cause, json.JSONDecodeError | UnicodeDecodeError):
         return Unanswered("the answer is not JSON, but a proxy's page, for example", "not JSON")
     lasts = isinstance(cause, LASTING) or getattr(cause, "errno", None) in LASTING_ERRNOS
     return (Refused if lasts else Unanswered)(short_text(cause) or name, name)

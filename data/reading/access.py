@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import httpx2
 
+from common.failures import Refused, Unanswered
 from data.errors import DataError
 from data.reading import waiting
 from data.reading.groups import DataFile
-from data.reading.waiting import Refused, Unanswered, Waiting
+from data.reading.waiting import Waiting
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData

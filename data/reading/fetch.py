@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from common.failures import Refused
 from common.printable import redact_urls
 from common.shared_files import remove_abandoned, temporary_name
 from data.errors import DataError, TextUnreachable, cache_error
@@ -19,7 +20,6 @@ from data.progress import Progress
 from data.reading.access import Access, local_file
 from data.reading.content import HEAD_BYTES
 from data.reading.groups import DataFile
-from data.reading.waiting import Refused
 
 PIECE_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20

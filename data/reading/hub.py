@@ -19,6 +19,7 @@ import httpx2
 from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
+from common.failures import Unanswered, failure_of
 from common.shared_files import digest_of, keep, kept
 from data.errors import DataError, reason_of
 from data.progress import Progress
@@ -26,7 +27,7 @@ from data.reading.access import OID, Access
 from data.reading.content import suffixes
 from data.reading.fetch import copy_files
 from data.reading.groups import TRAIN, DataFile
-from data.reading.waiting import LOG_IN, Unanswered, failure_of
+from data.reading.waiting import LOG_IN
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 """A data set; one split of its default configuration is read."""
@@ -137,10 +138,7 @@ class _Repo:
         def ask() -> tuple[Any, str | None]:
             with self.access.get(url, of_hub=True) as response:
                 response.read()
-                try:
-                    return response.json(), response.links.get("next", {}).get("url")
-                except ValueError as error:  # a proxy's page
-                    raise Unanswered("the answer is not JSON") from error
+                return response.json(), response.links.get("next", {}).get("url")
 
         return self.access.waiting.until_answered(self.source, ask, subject)
 
@@ -171,9 +169,9 @@ class _Repo:
         try:
             builder = datasets.load_dataset_builder(self.name, revision=commit)
         except Exception as error:  # many unrelated types: of the Hub, the network, the builder
-            of_network = isinstance(error, (ConnectionError, TimeoutError, httpx2.TransportError))
-            of_server = getattr(error, "response", None) is not None
-            if of_network or (of_server and isinstance(failure_of(error), Unanswered)):
+            failure = failure_of(error)
+            of_network = isinstance(failure.cause, ConnectionError | httpx2.TransportError)
+            if failure.may_pass and (failure.status or failure.timed_out or of_network):
                 raise
             files = f"hf://datasets/{self.name}/folder/*.parquet"
             remedy = f"{LOG_IN} Or stream its files: data.streaming=true data.source={files}"

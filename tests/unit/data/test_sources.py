@@ -36,7 +36,7 @@ def datasets_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("data.reading.waiting.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr("data.reading.waiting.START_SECONDS", 0.1)
 
 

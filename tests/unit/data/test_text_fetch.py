@@ -26,7 +26,7 @@ TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400)).enco
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("data.reading.waiting.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr("data.reading.waiting.START_SECONDS", 0.1)
 
 

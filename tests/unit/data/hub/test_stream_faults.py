@@ -12,13 +12,15 @@ from email.utils import formatdate
 import pytest
 from huggingface_hub import constants
 
+from common import retries
+from common.failures import Unanswered, retry_after
 from data.errors import BrokenText, DataError, TextUnreachable
 from data.reading import access as reading
 from data.reading import waiting
 from data.reading.access import Access
 from data.reading.listing import list_source
 from data.reading.rows import read_group
-from data.reading.waiting import Stopped, Unanswered, Waiting, seconds_of
+from data.reading.waiting import Stopped, Waiting
 from hubs import lead_here
 from loopback_hub import LoopbackHub
 from loopback_texts import serving
@@ -31,8 +33,8 @@ SECRET = "hf_aTokenThatNobodySees"
 @pytest.fixture
 def dataset_hub(tmp_path, monkeypatch):
     """A hub with a data set of two files, to which this process is led; failures pass quickly."""
-    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(waiting, "LONGEST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "LONGEST_DELAY_SECONDS", 0.05)
     monkeypatch.setattr(waiting, "TIMEOUT_SECONDS", 0.3)
     with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=False) as hub:
         hub.lfs_above = 1000
@@ -187,7 +189,7 @@ def test_a_start_waits_for_a_rate_limit_or_says_its_length(
 
 
 def test_a_delay_that_a_server_asks_for_has_a_bound(dataset_hub, access, monkeypatch):
-    monkeypatch.setattr(waiting, "LONGEST_RETRY_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(retries, "LONGEST_RETRY_AFTER_SECONDS", 0.1)
     listing = list_source(FILES, "text", access)
     dataset_hub.fault("resolve-get", "status", status=429, headers={"Retry-After": "86400"})
     began = time.monotonic()
@@ -196,10 +198,10 @@ def test_a_delay_that_a_server_asks_for_has_a_bound(dataset_hub, access, monkeyp
 
 
 def test_retry_after_is_a_number_or_a_date():
-    assert seconds_of("120") == 120
-    assert 50 < seconds_of(formatdate(time.time() + 60, usegmt=True)) <= 60
-    assert seconds_of(formatdate(time.time() - 60, usegmt=True)) == 0
-    assert seconds_of(None) is seconds_of("soon") is None
+    assert retry_after({"Retry-After": "120"}) == 120
+    assert 50 < retry_after({"Retry-After": formatdate(time.time() + 60, usegmt=True)}) <= 60
+    assert retry_after({"Retry-After": formatdate(time.time() - 60, usegmt=True)}) == 0
+    assert retry_after({}) is retry_after({"Retry-After": "soon"}) is None
 
 
 def test_a_run_waits_for_a_server_that_is_down(dataset_hub, access, monkeypatch):
@@ -270,7 +272,7 @@ def test_a_wait_ends_when_the_run_does(dataset_hub, access, monkeypatch):
 
 @pytest.mark.parametrize(("every", "lines"), [(0, 5), (60, 1)])
 def test_a_wait_is_one_line_a_minute(monkeypatch, every, lines):
-    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.001)
     monkeypatch.setattr(waiting, "SHOWN_AFTER_SECONDS", 0)
     monkeypatch.setattr(waiting, "SHOWN_EVERY_SECONDS", every)
     shown, failures = [], iter(range(5))
@@ -370,7 +372,7 @@ def test_hf_hub_offline_is_respected(dataset_hub, access, monkeypatch):
 @pytest.fixture
 def served(monkeypatch):
     """A server with ranges: its address, its files, its etags and what was asked."""
-    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
     contents, etags, answers = {}, {}, []
     with serving(lambda path: answers[0](path)) as (address, asked):
         answers.append(ranges_of(contents, asked, etags))

@@ -15,6 +15,7 @@ import sys
 import pyarrow as pa
 import pytest
 
+from common import retries
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
@@ -39,7 +40,7 @@ def datasets_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub, to which this process is led; failures pass quickly."""
-    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(waiting, "START_SECONDS", 0.1)
     with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=False) as hub:
         lead_here(hub, monkeypatch)
