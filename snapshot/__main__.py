@@ -1,15 +1,17 @@
 """Inspect and convert snapshots without training.
 
-python -m snapshot list PATH_OR_REPO      list the snapshots, newest first
-python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or the newest of a
-                                          repo: hashes, headers, contents, and the logits of the
-                                          newest, which transformers must compute as well
-python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model: adapters (LoRA), added to
-                                                the weights of their base
-python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a Gradio Space: a page that
-                                                              continues texts, or a chat
-python -m snapshot status PATH_OR_REPO    say how far a run is, and which attempt on which machine
-                                          has uploaded that, and when
+python -m snapshot list NAME      list the snapshots, newest first
+python -m snapshot verify NAME    verify all snapshots of a folder, or the newest of a store:
+                                  hashes, headers, contents, and the logits of the newest, which
+                                  transformers must compute as well
+python -m snapshot status NAME    say how far a run is, and which attempt on which machine has
+                                  uploaded that, and when
+python -m snapshot merge NAME FOLDER
+                                  write a whole model: adapters (LoRA), added to their base
+python -m snapshot space NAME --to FOLDER_OR_SPACE
+                                  make a Gradio Space: a page that continues texts, or a chat
+
+NAME is a folder, owner/name[@revision] of the Hub, or a URL.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from pathlib import Path
 
 from browser.space import make_space
 from common.printable import printable
-from common.retries import with_retries
 from config.removed import removed_option
 from model.family import ModelConfig
 from snapshot.command_line import exit_code_of
@@ -35,20 +36,18 @@ from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
 from snapshot.disk.tensors import kept_in
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
-from store.fetch import Contents, fetch_newest, read_store
-from store.kinds import named_store
+from snapshot.source import Source, find
+from store.fetch import Contents, fetch_newest
 from store.latest import remote_step
-from store.store import Store
+from training.run.status import print_status
 
-COMMANDS = ("verify", "list", "status", "merge", "space")
+COMMANDS = ("list", "verify", "status", "merge", "space")
+NOT_WHOLE = 1
+"""The exit code for a snapshot that is not whole."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
-    if arguments[:1] == ["status"] and len(arguments) == 2 and not arguments[1].startswith("-"):
-        from training.run.status import print_status
-
-        return exit_code_of(lambda: print_status(arguments[1]))
     options = parse(arguments)
     return exit_code_of(lambda: _run(options))
 
@@ -61,58 +60,39 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     if sentence := removed_option("python -m snapshot", arguments[:1]):
         parser.error(sentence)
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument(
-        "source",
-        metavar="PATH_OR_REPO",
-        help="a folder, owner/name[@revision], or hf://buckets/owner/name",
-    )
-    parser.add_argument("folder", nargs="?", help="of merge: the new folder of the whole model")
-    parser.add_argument("--base", help=f"of merge: {BASE_HELP}")
-    parser.add_argument("--to", help="of space: a new folder, or owner/name of a Space of the Hub")
-    parser.add_argument(
-        "--public", action="store_true", help="of space: everybody may see it on the Hub"
-    )
-    options = parser.parse_args(arguments)
-    if (options.command == "merge") != (options.folder is not None):
-        parser.error("merge needs a FOLDER to write; the other commands take none")
-    if (options.command == "space") != (options.to is not None):
-        parser.error("space needs --to FOLDER_OR_SPACE; the other commands do not take it")
-    if options.base is not None and options.command != "merge":
-        parser.error("--base applies only to merge")
-    if options.public and options.command != "space":
-        parser.error("--public applies only to space")
-    return options
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in COMMANDS:
+        command = commands.add_parser(name)
+        command.add_argument("source", metavar="NAME")
+        if name == "merge":
+            command.add_argument("folder", type=Path, help="the new folder of the whole model")
+            command.add_argument("--base", help=BASE_HELP)
+        if name == "space":
+            to = "a new folder, or owner/name of a Space of the Hub"
+            command.add_argument("--to", required=True, help=to)
+            command.add_argument("--public", action="store_true", help="everybody may see it")
+    return parser.parse_args(arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
+    source = options.source
     if options.command == "merge":
-        named = merge(options.source, Path(options.folder), options.base)
+        named = merge(source, options.folder, options.base)
         _show(f"merged    {named.name} and its base, in float32: {options.folder}")
         return 0
     if options.command == "space":
-        _show(f"space     {make_space(options.source, options.to, options.public)}")
+        _show(f"space     {make_space(source, options.to, options.public)}")
         return 0
-    return _look(options.command, options.source)
-
-
-def _look(command: str, source: str) -> int:
-    path, remote = Path(source), named_store(source)
-    if remote is None and not path.exists():
-        raise SnapshotError(f"{source} is neither a folder nor the name of a repo. Check it.")
+    if options.command == "status":
+        return print_status(source)
+    found = find(source)
     try:
-        if command == "verify":
-            return _verify(path) if remote is None else _verify_remote(*remote)
-        if remote is None:
-            _list(path)
-        else:
-            _list_remote(*remote)
+        return _verify(found) if options.command == "verify" else _list(found)
     except DiskFault:
         raise
     except SnapshotError as error:
         _warn(f"not whole: {error}")
-        return 1
-    return 0
+        return NOT_WHOLE
 
 
 def _show(text: str) -> None:
@@ -125,9 +105,12 @@ def _warn(text: str) -> None:
     print(printable(text, multiline=True), file=sys.stderr)
 
 
-def _verify(path: Path) -> int:
+def _verify(source: Source) -> int:
+    """Verify what a source holds; the exit code."""
+    if source.contents is not None:
+        return _verify_newest(source.contents)
     faults, whole = [], []
-    for folder in _folders_of(path):
+    for folder in _folders_of(source):
         try:
             check_snapshot(folder)
             whole.append(folder)
@@ -138,12 +121,27 @@ def _verify(path: Path) -> int:
         _show(f"also whole: {folder}")
     for fault in faults:
         _warn(f"not whole: {fault}")
-    return 0 if is_same and not faults else 1
+    return 0 if is_same and not faults else NOT_WHOLE
 
 
-def _folders_of(path: Path) -> list[Path]:
+def _verify_newest(contents: Contents) -> int:
+    """Download the newest snapshot of a store and verify it; the exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = fetch_newest(contents, Path(folder))
+        for fault in found.faults:
+            _warn(f"not whole: {fault}.")
+        is_same = _describe(found.path, found.name)
+    older = [one for one in contents.folders() if remote_step(one) < remote_step(found.folder)]
+    if older:
+        _show(f"older     {', '.join(older)}: not downloaded, so not verified")
+    return 0 if is_same and not found.faults else NOT_WHOLE
+
+
+def _folders_of(source: Source) -> list[Path]:
     """The snapshots of a run's folder, newest first, or the folder itself."""
-    return snapshot_folders(snapshots_in(path)) or snapshot_folders(path) or [path]
+    assert source.path is not None
+    roots = (snapshots_in(source.path), source.path)
+    return next(filter(None, map(snapshot_folders, roots)), [source.path])
 
 
 def _describe(folder: Path, place: str) -> bool:
@@ -151,13 +149,10 @@ def _describe(folder: Path, place: str) -> bool:
 
     `place` is what the user knows of where it is.
     """
-    state = read_state(folder)
-    shape = check_model(folder)
-    entries = manifest_entries(folder)
+    state, shape, entries = read_state(folder), check_model(folder), manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
-    best = state.best_loss
     loss = "nothing held out was evaluated before it"
-    if best is not None:
+    if (best := state.best_loss) is not None:
         loss = f"{loss_in_words(state.data, best)}, the best that was held out before it"
     name = value_of(state.config, "run.name")
     _show(f"snapshot  {place}: whole, {len(entries)} files, {size:,} bytes, every hash right")
@@ -192,46 +187,31 @@ def _kept(shape: ModelConfig, state: RunState) -> str:
     return f"{name}: {'; '.join(f'{keys} of {n} tensors' for keys, n in counts.items())}"
 
 
-def _verify_remote(store: Store, revision: str) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        found = fetch_newest(with_retries(lambda: read_store(store, revision)), Path(folder))
-        assert found.contents is not None
-        for fault in found.faults:
-            _warn(f"not whole: {fault}.")
-        is_same = _describe(found.path, f"{found.contents.name} {found.folder}")
-    folders = found.contents.folders()
-    older = folders[folders.index(found.folder) + 1 :]
-    if older:
-        _show(f"older     {', '.join(older)}: not downloaded, so not verified")
-    return 0 if is_same and not found.faults else 1
-
-
-def _list(path: Path) -> None:
+def _list(source: Source) -> int:
+    """Print a line for each snapshot of a source; the exit code."""
+    if (contents := source.contents) is not None:
+        for folder in contents.folders():
+            inside = [path for path in contents.files if path.startswith(f"{folder}/")]
+            size = sum(contents.files[path].size for path in inside)
+            _line(remote_step(folder), size, f"{contents.name} {folder}")
+        if contents.latest is not None:
+            _show(f"newest: step {contents.latest.step}, run {contents.latest.run_id[:8]}")
+        if not contents.folders():
+            raise SnapshotError(contents.lack)
+        return 0
     readable = False
-    for folder in _folders_of(path):
+    for path in _folders_of(source):
         try:
-            entries, state = manifest_entries(folder), read_state(folder)
+            entries, state = manifest_entries(path), read_state(path)
         except SnapshotError as error:
-            _show(f"{folder.name}  {error}")
+            _show(f"{path.name}  {error}")
             continue
         readable = True
-        _line(state.step, sum(size for size, _ in entries.values()), str(folder))
+        _line(state.step, sum(size for size, _ in entries.values()), str(path))
     if not readable:
-        raise SnapshotError(f"{path} holds no snapshot that can be read. Name a run's folder.")
-
-
-def _list_remote(store: Store, revision: str) -> None:
-    repo = with_retries(lambda: read_store(store, revision))
-    for folder in repo.folders():
-        _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
-    if repo.latest is not None:
-        _show(f"newest: step {repo.latest.step}, run {repo.latest.run_id[:8]}")
-    if not repo.folders():
-        raise SnapshotError(repo.lack)
-
-
-def _bytes_in(repo: Contents, folder: str) -> int:
-    return sum(file.size for path, file in repo.files.items() if path.startswith(f"{folder}/"))
+        what = f"{source.name} holds no snapshot that can be read"
+        raise SnapshotError(f"{what}. Name a run's folder.")
+    return 0
 
 
 def _line(step: int, size: int, where: str) -> None:

@@ -275,6 +275,11 @@ class Fetched:
     faults: tuple[str, ...] = ()
     """What is wrong with the newer ones, without full stops."""
 
+    @property
+    def name(self) -> str:
+        """Where it was found, for messages."""
+        return str(self.path) if self.contents is None else f"{self.contents.name} {self.folder}"
+
 
 def fetch_newest(
     contents: Contents,

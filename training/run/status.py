@@ -10,17 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.printable import printable
-from common.retries import with_retries
 from snapshot.disk.folder import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
+from snapshot.source import find
 from snapshot.start import METRICS
 from store.events import newest_lines, read_events
-from store.fetch import read_store
-from store.kinds import named_store
+from store.fetch import Contents
 from store.latest import utc
 from store.records import EVENTS
-from store.store import BRANCH, Store
+from store.store import BRANCH
 from training.exits import (
     EXIT_AGAIN,
     EXIT_DONE,
@@ -48,23 +47,21 @@ Facts = list[tuple[str, str]]
 
 def print_status(source: str) -> int:
     """Print the status of a run. Raises SnapshotError and StoreError if there is none."""
-    path, remote = Path(source), named_store(source)
-    if remote is None and not path.exists():
-        raise SnapshotError(f"{source} is neither a folder nor the name of a repo. Check it.")
-    facts = of_folder(path) if remote is None else of_store(*remote)
+    found = find(source)
+    facts = of_folder(Path(source)) if found.contents is None else of_store(found.contents)
     for name, text in facts:
         print(printable(f"{name:<10}{text}"))
     return 0
 
 
-def of_store(store: Store, revision: str = BRANCH) -> Facts:
+def of_store(contents: Contents) -> Facts:
     """The status of the run in a store. Other figures of a run belong here, too."""
-    if revision != BRANCH:
-        raise SnapshotError(f"status is that of now: leave out @{revision}.")
-    repo = with_retries(lambda: read_store(store))
-    if refusal := repo.refusal():
+    store = contents.store
+    if contents.revision != BRANCH:
+        raise SnapshotError(f"status is that of now: leave out @{contents.revision}.")
+    if refusal := contents.refusal():
         raise SnapshotError(refusal)
-    if (latest := repo.latest) is None:
+    if (latest := contents.latest) is None:
         raise SnapshotError(f"{store.name} holds no run. Check the name.")
     return [
         ("run", f"{printable(latest.run_id[:8])} in {store.name}"),

@@ -116,9 +116,9 @@ def test_a_target_is_a_repo_unless_it_or_its_owner_is_here(tmp_path, monkeypatch
 
 def test_mistakes_on_the_command_line_are_sentences(finished_run, tmp_path, capsys):
     for words, sentence in [
-        (["space", str(finished_run)], "space needs --to"),
-        (["list", str(finished_run), "--to", "x"], "the other commands do not take it"),
-        (["list", str(finished_run), "--public"], "--public applies only to space"),
+        (["space", str(finished_run)], "the following arguments are required: --to"),
+        (["list", str(finished_run), "--to", "x"], "unrecognized arguments: --to"),
+        (["list", str(finished_run), "--public"], "unrecognized arguments: --public"),
     ]:
         with pytest.raises(SystemExit) as stopped:
             main(words)
