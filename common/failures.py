@@ -10,7 +10,6 @@ import errno
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -58,15 +57,16 @@ class Failure(Exception):
         short: str = "refused",
         retry_after: float | None = None,
         timed_out: bool = False,
+        status: int | None = None,
+        cause: BaseException | None = None,
     ) -> None:
+        """`short`: one or two words for a progress line. `retry_after`: the seconds that the server
+        asks to wait. `timed_out`: whether no answer came in time. `status`: of HTTP, if there was
+        an answer. `cause`: the error of a client that says why.
+        """
         super().__init__(printable(message))
         self.short, self.retry_after, self.timed_out = short, retry_after, timed_out
-        """One or two words for a progress line; the seconds that the server asks to wait, if any;
-        whether no answer came in time."""
-        self.status: int | None = None
-        """The HTTP status, if a server answered with an error."""
-        self.cause: BaseException = self
-        """The error of a client that says why, in the chain of causes."""
+        self.status, self.cause = status, cause or self
 
 
 class Unanswered(Failure):
@@ -81,66 +81,55 @@ class Refused(Failure):
 
 def failure_of(error: BaseException) -> Failure:
     """What an error of any client means. What is not known may pass."""
-    causes = list(_causes(error))
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
     for cause in causes:
         if isinstance(cause, Failure):
             return cause
-        response = getattr(cause, "response", None)
-        status = getattr(response, "status_code", None)
-        if xet := XET_STATUS.search(str(cause)):
-            status = int(xet[1])
-        if isinstance(status, int):
-            failure = _of_status(status, cause, response)
-            break
-    else:
-        cause = next((one for one in causes if not isinstance(one, WRAPPERS)), causes[-1])
-        failure = _of_cause(cause)
-    failure.cause = cause
-    return failure
+        if failure := _of_answer(cause):
+            return failure
+    return _of_type(next((one for one in causes if not isinstance(one, WRAPPERS)), causes[-1]))
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        yield cause
-        cause = cause.__cause__
-
-
-def _of_status(status: int, cause: BaseException, response: Any) -> Failure:
+def _of_answer(cause: BaseException) -> Failure | None:
+    """The failure that a server's answer is; None if there was no answer."""
+    response = getattr(cause, "response", None)
+    status = getattr(response, "status_code", None)
+    if match := XET_STATUS.search(str(cause)):
+        status = int(match[1])
+    if not isinstance(status, int):
+        return None
     short, said = f"HTTP {status}", short_text(getattr(cause, "server_message", None) or "")
     reason = short if said in ("", short) else f"{short}: {said}"
     may_pass = status in TRANSIENT_STATUSES or (status >= 500 and status != 501)
     may_pass = may_pass or (response is None and status == 401)  # Xet's next token may do
-    delay = None if response is None else delay_of(response)
-    failure = (Unanswered if may_pass else Refused)(reason, short, delay)
-    failure.status = status
-    return failure
+    delay = None if response is None else retry_after(response)
+    return (Unanswered if may_pass else Refused)(reason, short, delay, status=status, cause=cause)
 
 
-def _of_cause(cause: BaseException) -> Failure:
+def _of_type(cause: BaseException) -> Failure:
     name = type(cause).__name__
     if isinstance(cause, httpx2.TimeoutException | TimeoutError):
-        return Unanswered(NO_ANSWER, NO_ANSWER, timed_out=True)
+        return Unanswered(NO_ANSWER, NO_ANSWER, timed_out=True, cause=cause)
     if isinstance(cause, json.JSONDecodeError | UnicodeDecodeError):
-        return Unanswered("the answer is not JSON, but a proxy's page, for example", "not JSON")
+        reason = "the answer is not JSON, but a proxy's page, for example"
+        return Unanswered(reason, "not JSON", cause=cause)
     lasts = isinstance(cause, LASTING) or getattr(cause, "errno", None) in LASTING_ERRNOS
-    return (Refused if lasts else Unanswered)(short_text(cause) or name, name)
+    return (Refused if lasts else Unanswered)(short_text(cause) or name, name, cause=cause)
 
 
-def delay_of(response: Any) -> float | None:
-    """The delay that a response asks for, in seconds; None if it asks for none."""
-    hidden = getattr(response, "extensions", {}).get(HIDDEN_DELAY)
-    return retry_after(response.headers) if hidden is None else float(hidden)
+def retry_after(response: Any) -> float | None:
+    """The seconds that a response asks to wait, by the Hub's own header or by Retry-After.
 
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The delay of the Hub's own header or of Retry-After, which is a number or a date."""
-    limit = parse_ratelimit_headers(headers)
+    Retry-After is a number or a date. None without them.
+    """
+    if (hidden := getattr(response, "extensions", {}).get(HIDDEN_DELAY)) is not None:
+        return float(hidden)
+    limit = parse_ratelimit_headers(response.headers)
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
-    value = headers.get("Retry-After", "")
+    value = response.headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(value))
     with suppress(ValueError):

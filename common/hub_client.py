@@ -88,7 +88,7 @@ def _use_timeout(timeout: float) -> None:
 
 def _hide_long_delay(response: httpx2.Response) -> None:
     """Hide a long Retry-After from the client, which would sleep so long: the rooms wait."""
-    seconds = retry_after(response.headers)
+    seconds = retry_after(response)
     if response.is_error and seconds is not None and seconds > LONGEST_SLEEP_SECONDS:
         response.extensions[HIDDEN_DELAY] = seconds
         for name in ("ratelimit", "Retry-After"):

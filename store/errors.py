@@ -47,8 +47,8 @@ class StoreError(Failure):
 
     @property
     def reason(self) -> str:
-        """Why something optional could not be done, without a full stop."""
-        return str(self).rstrip(".")
+        """The first sentence, without a remedy: why something optional could not be done."""
+        return str(self).partition(". ")[0].rstrip(".")
 
 
 class StoreUnreachable(StoreError):
@@ -107,11 +107,6 @@ class Unsupported(StoreRefused):
         "the server does not do what the Hub does ({detail}). Check hub.repo_id and "
         "HF_ENDPOINT. What is needed of a server: docs/hub.md."
     )
-
-    @property
-    def reason(self) -> str:
-        """Without the remedy for a server that cannot even do what is needed."""
-        return f"the server does not support that ({self.short})"
 
 
 class StoreMoved(StoreError):

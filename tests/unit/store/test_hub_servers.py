@@ -203,7 +203,10 @@ def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
             console.warn(message)
     texts = [one["text"] for one in read_events(run_dir / "events.jsonl")]
     (deletion,) = texts
-    assert "cannot be deleted one by one: the server does not support that (HTTP 404)" in deletion
+    assert (
+        "cannot be deleted one by one: the server does not do what the Hub does (HTTP 404"
+        in deletion
+    )
     assert "HfApi().super_squash_history(repo)" in deletion
     assert "Check hub.repo_id" not in deletion
 

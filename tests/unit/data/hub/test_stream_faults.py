@@ -7,13 +7,12 @@ import re
 import threading
 import time
 from contextlib import closing
-from email.utils import formatdate
 
 import pytest
 from huggingface_hub import constants
 
 from common import retries
-from common.failures import Unanswered, retry_after
+from common.failures import Unanswered
 from data.errors import BrokenText, DataError, TextUnreachable
 from data.reading import access as reading
 from data.reading import waiting
@@ -186,22 +185,6 @@ def test_a_start_waits_for_a_rate_limit_or_says_its_length(
     with pytest.raises(TextUnreachable, match=r"HTTP 429.* a delay of 3,000 s.* 330 s") as error:
         list_source(FILES, "text", access)
     assert "Check the network" not in str(error.value)
-
-
-def test_a_delay_that_a_server_asks_for_has_a_bound(dataset_hub, access, monkeypatch):
-    monkeypatch.setattr(retries, "LONGEST_RETRY_AFTER_SECONDS", 0.1)
-    listing = list_source(FILES, "text", access)
-    dataset_hub.fault("resolve-get", "status", status=429, headers={"Retry-After": "86400"})
-    began = time.monotonic()
-    read_group(listing, listing.groups[0], access)
-    assert time.monotonic() - began < 10
-
-
-def test_retry_after_is_a_number_or_a_date():
-    assert retry_after({"Retry-After": "120"}) == 120
-    assert 50 < retry_after({"Retry-After": formatdate(time.time() + 60, usegmt=True)}) <= 60
-    assert retry_after({"Retry-After": formatdate(time.time() - 60, usegmt=True)}) == 0
-    assert retry_after({}) is retry_after({"Retry-After": "soon"}) is None
 
 
 def test_a_run_waits_for_a_server_that_is_down(dataset_hub, access, monkeypatch):
