@@ -44,9 +44,12 @@ def compare_logits(
     if (reason := _why_not(folder, sizes)) is not None:
         return f"not compared with transformers: {reason}"
     ids = (torch.arange(min(TOKENS, sizes.block_size)) * 7919 % sizes.vocab_size)[None]  # (1, T)
-    ours = _our_logits(folder, sizes, ids, times)
+    model = build_empty(sizes).eval()
+    restore_weights(folder, model)
+    ours: Tensor = _enlarged(model, times)(ids)
+    del model
     gc.collect()  # two models do not need to be in memory at once
-    theirs = _their_logits(folder, ids, times)
+    theirs = _enlarged(_load_in_transformers(folder), times)(ids).logits
     scale = max(1.0, ours.abs().max().item())
     difference = (ours - theirs).abs().max().item()
     if not difference <= tolerance * scale:
@@ -68,42 +71,29 @@ def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
         return f"its config.json names no class of transformers ({sizes.family})"
     if find_spec("transformers") is None:
         return f"transformers is not installed. {INSTALL}"
-    weights = FLOAT_BYTES * sum(one.numel() for one in layout_for(sizes).parameters().values())
+    size = ROOM * FLOAT_BYTES * sum(one.numel() for one in layout_for(sizes).parameters().values())
     free = psutil.virtual_memory().available
-    if ROOM * weights > free:
-        return (
-            f"it needs {ROOM * weights / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB is free"
-        )
+    if size > free:
+        return f"it needs {size / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB is free"
     return None
 
 
-def _our_logits(folder: Path, sizes: ModelConfig, ids: Tensor, times: float) -> Tensor:
-    model = build_empty(sizes).eval()
-    restore_weights(folder, model)
-    _enlarge(model, times)
-    logits: Tensor = model(ids)
-    return logits
-
-
-def _enlarge(model: nn.Module, times: float) -> None:
+def _enlarged(model: nn.Module, times: float) -> nn.Module:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.mul_(times)
+    return model
 
 
-def _their_logits(folder: Path, ids: Tensor, times: float) -> Tensor:
+def _load_in_transformers(folder: Path) -> nn.Module:
     """Raises OtherModel where names or shapes are not those that transformers expects."""
     from transformers import AutoModelForCausalLM
 
     quiet_transformers()
+    only_local = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
+            folder, dtype=torch.float32, output_loading_info=True, **only_local
         )
     except (KeyboardInterrupt, MemoryError):
         raise
@@ -114,6 +104,4 @@ def _their_logits(folder: Path, ids: Tensor, times: float) -> Tensor:
     for what, names in (("lacks", "missing_keys"), ("holds", "unexpected_keys")):
         if others := sorted(found[names]):
             raise OtherModel(f"{folder} {what} {others[0]!r} for transformers: it is another model")
-    _enlarge(model, times)
-    logits: Tensor = model.eval()(ids).logits
-    return logits
+    return model.eval()

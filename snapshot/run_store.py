@@ -53,26 +53,27 @@ def contents_at_start(
     """
     try:
         contents = with_retries(lambda: _read_or_create(own))
-    except StoreRefused as error:
-        if not can_do_without:
-            raise
-        return None, (f"{error} The run continues from what is here; uploads are retried.",)
     except StoreError as error:
-        offline = isinstance(error, StoreOffline)
-        if not can_do_without:
-            remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
-            lack = "none is on all machines" if own.for_all else "there is none here"
-            raise StoreUnreachable(
-                f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run, "
-                f"and {lack}. Start again {remedy}; a run that is new can begin "
-                f"without {own.key.partition('=')[0]}, which a later start may have."
-            ) from error
-        rest = "it uploads nothing, and its next start does" if offline else "uploads are retried"
-        return None, (f"{error}. The run continues without it; {rest}.",)
+        offline, refused = isinstance(error, StoreOffline), isinstance(error, StoreRefused)
+        if can_do_without:
+            rest = "uploads are retried"
+            if offline:
+                rest = "it uploads nothing, and its next start does"
+            return None, (f"{str(error).rstrip('.')}. The run continues without it; {rest}.",)
+        if refused:
+            raise
+        remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
+        lack = "none is on all machines" if own.for_all else "there is none here"
+        raise StoreUnreachable(
+            f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run, and "
+            f"{lack}. Start again {remedy}; a run that is new can begin without "
+            f"{own.key.partition('=')[0]}, which a later start may have."
+        ) from error
     if own.private and not contents.private:
         raise SnapshotError(
-            f"{own.key} is a public repo, and hub.private=true. Make it private, name another, "
-            "or allow it with hub.private=false (a server without private repos needs that)."
+            f"{own.key} is a public repo, and hub.private=true. Nothing was uploaded. Make it "
+            "private, name another, or allow it with hub.private=false (a server without private "
+            "repos needs that)."
         )
     if refusal := contents.refusal():
         raise SnapshotError(refusal)
@@ -95,12 +96,6 @@ def _read_or_create(own: RunStore) -> Contents:
     if contents is None:
         store.create(own.private)
         contents = read_store(store)
-        if own.private and not contents.private:
-            raise SnapshotError(
-                f"{own.key}: the server has created a public repo, although a private one was "
-                "requested (hub.private=true). Nothing was uploaded. Make it private there, or "
-                "allow a public one with hub.private=false."
-            )
     return contents
 
 

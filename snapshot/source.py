@@ -26,12 +26,11 @@ from store.fetch import (
     Contents,
     Fetched,
     StateCheck,
-    fetch,
     fetch_newest,
     read_store,
 )
 from store.hub import Hub
-from store.kinds import named_store, open_store
+from store.kinds import named_store
 from store.latest import SNAPSHOTS
 from store.store import BRANCH, PREFIX
 
@@ -109,27 +108,3 @@ def newest_snapshot(path: Path) -> Path:
             return newest
     check_snapshot(path)
     return path
-
-
-@dataclass(frozen=True)
-class RemoteSnapshot:
-    """A snapshot in a store, at a commit, so that it cannot change."""
-
-    url: str
-    """Of its store."""
-    commit: str
-    folder: str
-    timeout: float
-    """`hub.timeout_seconds`: how long a request waits for a response."""
-
-    @classmethod
-    def of(cls, contents: Contents, folder: str) -> RemoteSnapshot:
-        """The snapshot in a folder of a store."""
-        return cls(contents.store.url, contents.commit, folder, contents.store.timeout)
-
-    def fetch(self, root: Path, wanted: re.Pattern[str] = ALL) -> Path:
-        """Download it to `root` as `store.fetch.fetch` does."""
-        store = open_store(self.url, self.timeout)
-        files = with_retries(lambda: store.files(self.commit))
-        contents = Contents(store, self.commit, True, files, None)
-        return fetch(contents, self.folder, root, wanted)

@@ -23,7 +23,7 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from snapshot.run_store import RunStore, contents_at_start, with_newest
-from snapshot.source import RemoteSnapshot, find
+from snapshot.source import find
 from store.errors import StoreError, StoreUnreachable
 from store.fetch import ALL, PARTIAL, Contents, NoneWhole, StateCheck, fetch_newest
 from store.latest import Latest
@@ -47,8 +47,8 @@ class Start:
     """Problems with newer snapshots that were skipped, and with the store."""
     fetched: bool = False
     """Whether the snapshot was downloaded from the run's own store."""
-    remote: RemoteSnapshot | None = None
-    """The same snapshot in a store, for machines that do not have it."""
+    remote: str | None = None
+    """The name of the same snapshot in a store, for machines that do not have it."""
     contents: Contents | None = None
     """What the run's own store held at the start; None if it could not be read."""
 
@@ -180,7 +180,7 @@ def newest_of_disk_and_store(
         return replace(
             local,
             reason=f"{local.reason}; {own.store.name} has step {latest.step}",
-            remote=RemoteSnapshot.of(contents, latest.folder) if same else None,
+            remote=contents.pinned(latest.folder) if same else None,
         )
     step = -1 if state is None else state.step
     try:
@@ -206,7 +206,7 @@ def newest_of_disk_and_store(
         f"{found.path}, fetched from {found.contents.name}: {why}",
         local.warnings + _skipped(found.faults),
         fetched=True,
-        remote=RemoteSnapshot.of(found.contents, found.folder),
+        remote=found.contents.pinned(found.folder),
         contents=found.contents,
     )
 
@@ -246,7 +246,7 @@ def _named(
     where, remote = f"{found.path}", None
     if found.contents is not None:
         where = f"{resume}, step {state.step}"
-        remote = RemoteSnapshot.of(found.contents, found.folder)
+        remote = found.contents.pinned(found.folder)
     return Start(
         found.path,
         state,

@@ -65,6 +65,10 @@ class Contents:
         """Store and commit, for messages."""
         return f"{self.store.name}@{self.commit[:8]}".rstrip("@")
 
+    def pinned(self, folder: str) -> str:
+        """A name by which any machine finds one of its snapshots, of this commit."""
+        return f"{self.store.url}@{self.commit or folder}"
+
     @property
     def lack(self) -> str:
         """A sentence for a store without snapshots."""

@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from snapshot.disk.folder import (
 )
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import OtherRun, SnapshotError
-from snapshot.source import RemoteSnapshot
+from snapshot.source import find
 from snapshot.start import METRICS, ORIGIN, Start, choose_start, folder_for_step
 from store.fetch import ALL, PARTIAL, SMALL, Contents, StateCheck, remove_partial
 from training.distributed.agreement import (
@@ -155,8 +155,8 @@ class Chosen:
     """The sha256 of its manifest."""
     place: str | None
     """Its path below the run's snapshots; None if `snapshot.resume` names a folder."""
-    remote: dict[str, Any] | None
-    """The fields of a RemoteSnapshot, if the Hub has it."""
+    remote: str | None
+    """Its name in a store, if one has it."""
 
     def folder(self, config: Config) -> Path:
         """Where a machine has it."""
@@ -193,8 +193,8 @@ class Chosen:
                 raise SnapshotError(f"{fault}: {_remedy(config)}.")
             root = snapshots_in(Path(config.run.dir))
             root = root / ORIGIN if ORIGIN in folder.parts else root
-            remote = RemoteSnapshot(**self.remote)
-            folder = remote.fetch(root, ALL if self.is_whole else SMALL)
+            source = find(self.remote, config.hub.timeout_seconds)
+            folder = source.fetch(root, ALL if self.is_whole else SMALL).path
             if self.is_whole:
                 prune(root, self.step, config.snapshot.keep)
         if manifest_sha256(folder) != self.identity:
@@ -225,7 +225,7 @@ def _facts_of(start: Start | None, config: Config) -> dict[str, Any] | None:
         "step": start.state.step,
         "identity": manifest_sha256(start.folder),
         "place": place,
-        "remote": None if start.remote is None else asdict(start.remote),
+        "remote": start.remote,
     }
 
 
