@@ -68,6 +68,11 @@ class Failure(Exception):
         self.short, self.retry_after, self.timed_out = short, retry_after, timed_out
         self.status, self.cause = status, cause or self
 
+    @property
+    def is_xet(self) -> bool:
+        """Whether the Hub's storage answered: hf_xet tells nothing but the status."""
+        return self.status is not None and getattr(self.cause, "response", None) is None
+
 
 class Unanswered(Failure):
     """A failure that may pass."""
@@ -103,7 +108,7 @@ def _of_answer(cause: BaseException) -> Failure | None:
     short, said = f"HTTP {status}", short_text(getattr(cause, "server_message", None) or "")
     reason = short if said in ("", short) else f"{short}: {said}"
     may_pass = status in TRANSIENT_STATUSES or (status >= 500 and status != 501)
-    may_pass = may_pass or (response is None and status == 401)  # Xet's next token may do
+    may_pass = may_pass or (response is None and status == 401)  # Xet has a new token then
     delay = None if response is None else retry_after(response)
     return (Unanswered if may_pass else Refused)(reason, short, delay, status=status, cause=cause)
 

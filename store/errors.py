@@ -115,21 +115,34 @@ class StoreMoved(StoreError):
     sentence = "{name} has moved on ({short})"
 
 
-NO_ACCESS = f"the Hub does not accept the token ({{reason}}). {REMEDY}"
+CAUSES: dict[type[Exception], tuple[type[StoreError], str]] = {
+    Refused: (StoreRefused, "{reason}"),
+    LocalTokenNotFoundError: (
+        StoreRefused,
+        f"hub.repo_id={{name}} needs a token, and there is none. {REMEDY}",
+    ),
+    HFValidationError: (StoreRefused, "{name} is not a name that the Hub allows: {reason}."),
+    OfflineModeIsEnabled: (StoreOffline, StoreOffline.sentence),
+    GatedRepoError: (
+        StoreMissing,
+        "{name} is gated ({short}): request access on its page of the Hub, then log in with "
+        "`hf auth login`, or set HF_TOKEN, with a token of that account.",
+    ),
+    RepositoryNotFoundError: (StoreMissing, StoreMissing.sentence),
+    BucketNotFoundError: (StoreMissing, StoreMissing.sentence),
+    RevisionNotFoundError: (NoRevision, NoRevision.sentence),
+}
+"""The kind and the sentence of errors of the client; the first that fits."""
+STATUSES: dict[int, tuple[type[StoreError], str]] = {
+    401: (StoreRefused, f"the Hub does not accept the token ({{reason}}). {REMEDY}"),
+    **dict.fromkeys((404, 405, 501), (Unsupported, Unsupported.sentence)),
+    412: (StoreMoved, StoreMoved.sentence),
+}
+"""The same of other answers of the Hub."""
 NO_XET = (
     "{endpoint} has no Xet storage for large files ({short}). Set HF_HUB_DISABLE_XET=1 in the "
     "environment."
 )
-OF_CLIENT: dict[type[Exception], str] = {
-    Refused: "{reason}",
-    LocalTokenNotFoundError: f"hub.repo_id={{name}} needs a token, and there is none. {REMEDY}",
-    HFValidationError: "{name} is not a name that the Hub allows: {reason}.",
-    GatedRepoError: (
-        "{name} is gated ({short}): request access on its page of the Hub, then log in with "
-        "`hf auth login`, or set HF_TOKEN, with a token of that account."
-    ),
-}
-"""What some errors say in place of the sentence of their kind."""
 
 
 @contextmanager
@@ -165,51 +178,43 @@ def translate(
     failure = failure_of(error)
     if isinstance(failure, StoreError):
         return failure
-    cause = failure.cause
-    kind = _kind_of(failure, not_found)
-    sentence = next(
-        (text for of, text in OF_CLIENT.items() if isinstance(cause, of)), kind.sentence
-    )
-    if kind is StoreRefused and failure.status == 401:
-        sentence = NO_ACCESS
-    elif kind is StoreRefused and "xet-write-token" in str(cause) and failure.status != 403:
-        sentence = NO_XET
+    kind, sentence = _kind_of(failure, not_found)
+    is_type = failure.status is None and not failure.may_pass  # whose name says more
     message = sentence.format(
         name=name,
         revision=revision,
         at=revision[:8] or "its head",
-        server="the Hub's storage"
-        if failure.status and not hasattr(cause, "response")
-        else "the Hub",
+        server="the Hub's storage" if failure.is_xet else "the Hub",
         endpoint=redact_secrets(constants.ENDPOINT),
         short=failure.short,
         reason=failure,
-        detail=failure if failure.status else f"{failure.short}: {failure}",
+        detail=f"{failure.short}: {failure}" if is_type else failure,
     )
     translated = kind(message, failure.short, failure.retry_after, failure.timed_out)
-    translated.about_card = _is_about_card(cause)
+    translated.about_card = _is_about_card(failure.cause)
     return translated
 
 
-def _kind_of(failure: Failure, not_found: type[StoreRefused]) -> type[StoreError]:
+def _kind_of(failure: Failure, not_found: type[StoreRefused]) -> tuple[type[StoreError], str]:
+    """The kind of a failure, and its sentence."""
     cause, status = failure.cause, failure.status
     response = getattr(cause, "response", None)
-    if status == 404 and response is not None and "X-Error-Code" not in response.headers:
-        return not_found
-    if isinstance(cause, RevisionNotFoundError):
-        return NoRevision
-    if isinstance(cause, RepositoryNotFoundError | BucketNotFoundError):
-        return StoreMissing
+    names_nothing = response is not None and "X-Error-Code" not in response.headers
+    if status == 404 and names_nothing:
+        return not_found, not_found.sentence
+    for of, found in CAUSES.items():
+        if isinstance(cause, of):
+            return found
     if status == 404 and not_found is NoFile:
-        return NoFile
-    if status == 412:
-        return StoreMoved
-    if isinstance(cause, OfflineModeIsEnabled):
-        return StoreOffline
+        return NoFile, NoFile.sentence
     if failure.may_pass:
-        return StoreUnreachable
-    is_odd = status in (404, 405, 501) if response is not None else status is None
-    return Unsupported if is_odd and not isinstance(cause, tuple(OF_CLIENT)) else StoreRefused
+        return StoreUnreachable, StoreUnreachable.sentence
+    if failure.is_xet:
+        lacks_xet = "xet-write-token" in str(cause) and status != 403
+        return StoreRefused, NO_XET if lacks_xet else StoreRefused.sentence
+    if status is None:
+        return Unsupported, Unsupported.sentence
+    return STATUSES.get(status, (StoreRefused, StoreRefused.sentence))
 
 
 def _is_about_card(cause: Any) -> bool:
