@@ -111,7 +111,7 @@ class Snapshot:
         """
         is_main = self._writers.is_main
         parts, to_gather = divide(entries, is_main, self._writers.group is not None)
-        self._parts.extend(parts)
+        self._parts.extend(sorted(parts, key=lambda part: part.bytes))  # short waits for an update
         if is_main:
             self._try(self._create)
         with self._open_files() as files:
@@ -191,7 +191,7 @@ class Snapshot:
             return
         try:
             self._parts = deque([part.copied() for part in self._parts])
-        except RuntimeError:  # of torch, where the system does not give as much memory
+        except (RuntimeError, MemoryError):  # the system does not give as much memory
             return
         self._released.set()
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,8 @@ class TensorFiles:
             block = numbers[row : row + rows].float().contiguous().numpy()
             _refuse_infinite(name, block)
             first = slices[0].start + row
-            for offset, run in _runs(block, shape, (slice(first, first + len(block)), *slices[1:])):
-                self._write_at(file, file.begins[name] + offset, run)
+            places = _places(shape, (slice(first, first + len(block)), *slices[1:]))
+            self._write_at(file, file.begins[name] + places, block.reshape(len(places), -1))
 
     def flush(self) -> None:
         """Write what this process has written to the disk. Raises OSError."""
@@ -148,15 +147,15 @@ class TensorFiles:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
-    def _write_at(self, file: TensorFile, offset: int, numbers: np.ndarray) -> None:
+    def _write_at(self, file: TensorFile, places: np.ndarray, runs: np.ndarray) -> None:
+        """Write each of the runs to its place in the file."""
         if file.name not in self._descriptors:
             self._descriptors[file.name] = os.open(self._folder / file.name, os.O_WRONLY)
-        descriptor = self._descriptors[file.name]
-        written = os.pwrite(descriptor, numbers.data, offset)
-        if written < numbers.nbytes:  # a disk that is nearly full; the next call says that it is
-            rest = numbers.data.cast("B")
-            while written < len(rest):
-                written += os.pwrite(descriptor, rest[written:], offset + written)
+        descriptor, run_bytes = self._descriptors[file.name], runs[0].nbytes
+        for place, run in zip(places.tolist(), runs, strict=True):
+            written = os.pwrite(descriptor, run.data, place)
+            while written < run_bytes:  # more than 2 GB, or a full disk: the next call says so
+                written += os.pwrite(descriptor, run.data.cast("B")[written:], place + written)
 
 
 def _refuse_infinite(name: str, numbers: np.ndarray) -> None:
@@ -169,18 +168,16 @@ def _refuse_infinite(name: str, numbers: np.ndarray) -> None:
         raise NumberFault(f"it has {wrong[0]:g} in {name[:100]!r}, and only finite numbers train")
 
 
-def _runs(numbers: np.ndarray, shape: Shape, slices: Slices) -> Iterator[tuple[int, np.ndarray]]:
-    """What lies in one piece in the file: offsets in bytes from the tensor's begin, and numbers.
+def _places(shape: Shape, slices: Slices) -> np.ndarray:
+    """Where the `slices` of a tensor of that shape lie in its file, in bytes from its begin.
 
-    `numbers` are the `slices` of a tensor of that shape. Some columns of a matrix are a piece in
-    each row.
+    They lie in one piece, or some columns of a matrix in a piece for each row.
     """
     last = len(shape) - 1
     while last and slices[last] == slice(0, shape[last]):
         last -= 1
-    steps = [bytes_of(shape[axis + 1 :]) for axis in range(last + 1)]
-    rows = zip(slices[:last], steps[:last], strict=True)
-    places = product(*(range(one.start * step, one.stop * step, step) for one, step in rows))
-    begin = slices[last].start * steps[last]
-    for place, run in zip(places, numbers.reshape(-1, prod(numbers.shape[last:])), strict=True):
-        yield begin + sum(place), run
+    places = np.zeros(1, np.int64)
+    for axis, one in enumerate(slices[: last + 1]):
+        along = np.arange(one.start, one.stop) if axis < last else np.array([one.start])
+        places = np.add.outer(places, along * bytes_of(shape[axis + 1 :])).ravel()
+    return places

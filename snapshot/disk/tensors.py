@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -93,12 +94,16 @@ class Part:
     def copied(self) -> Part:
         """A copy in the memory of the CPU, pinned for a GPU's tensors.
 
-        Raises RuntimeError where the system does not give as much memory.
+        Raises RuntimeError or MemoryError where the system does not give as much.
         """
-        copies = {
-            name: torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda).copy_(one)
-            for name, one in self.tensors.items()
-        }
+        copies = {}
+        for name, one in self.tensors.items():
+            if one.is_cuda:
+                memory = torch.empty(one.shape, dtype=one.dtype, pin_memory=True)
+            else:  # in huge pages, which numpy asks for: half of the time would go to page faults
+                block = torch.from_numpy(np.empty(one.nbytes, np.uint8))
+                memory = block.view(one.dtype).view(one.shape)
+            copies[name] = memory.copy_(one)
         return replace(self, tensors=copies)
 
     def write(self, files: TensorFiles) -> None:
