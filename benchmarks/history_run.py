@@ -98,11 +98,10 @@ class Run:
             state["step"].fill_(self.steps)
 
     def metrics_of_an_upload(self) -> None:
-        """What is new in metrics.jsonl since the upload before."""
-        from training.reporting.segments import segments
+        """What an upload sends of metrics.jsonl: all of it."""
+        from training.reporting.merging import metrics_up_to
 
-        found, _ = segments(self.dir / "metrics.jsonl", self.steps - EVERY, self.steps)
-        self.carried = sum(map(len, found.values()))
+        self.carried = len(metrics_up_to(self.dir / "metrics.jsonl", self.steps))
 
     def resume(self) -> None:
         """What a start does with the files of an earlier attempt."""

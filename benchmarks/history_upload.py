@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 from harness import ROOT
-from history_run import EVERY, Run, append_history
+from history_run import Run
 
 sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "support" / "hub")]
 REPO, SECONDS = "me/run", 120.0
@@ -42,16 +42,14 @@ def measure(steps: int, shape: str) -> dict[str, float]:
 def main() -> None:
     """The new process: snapshots and their uploads, the last of which is measured."""
     steps, shape, place = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    from store.attempt import Card, Policy, UploadTarget
     from store.hub import Hub
-    from store.records import SEGMENT_STEPS
-    from store.store import Card, Policy, UploadTarget
     from store.uploader import Uploader
-    from training.reporting.segments import MOST_SEGMENTS
     from training.run.records import records_for_upload
 
     run = Run(place, steps, shape)
     run.resume()
-    policy = Policy(3, 0.0, None, private=True, takeover=False)
+    policy = Policy(3, 0.0, private=True, takeover=False)
     hub, records = Hub(REPO, SECONDS), records_for_upload(run.config)
     hub.create(private=True)
     uploads = Uploader(UploadTarget(hub, policy, "run", "attempt", records=records))
@@ -62,14 +60,6 @@ def main() -> None:
         uploads.offer(folder, Card("# history\n", (run.dir / "curves.png").read_bytes()))
         assert uploads.flush(SECONDS), uploads.status().failure
 
-    # A commit has at most so many segments: a run that long has made thousands of commits.
-    before = steps // (SEGMENT_STEPS * (MOST_SEGMENTS - 1)) + 1
-    for made in range(before):
-        run.snapshot()
-        upload()
-        now = steps + made * EVERY
-        append_history(run.dir / "metrics.jsonl", now, now + EVERY)
-        run.advance(EVERY)
     run.snapshot()
     begun, cpu = time.perf_counter(), time.process_time()
     upload()

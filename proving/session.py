@@ -119,7 +119,7 @@ class ProvenSession(Session):
         """Open the run as `Session` does, with what the task does to its uploads."""
         super().open(model)
         if self._uploads is not None and self.task.dies_in == IN_UPLOAD:
-            _die_after_contents(self._uploads._hub)
+            _die_after_contents(self._uploads._store)
 
     def _stop_of_run(self) -> Stop:
         arguments = (self.accelerator, self.config.run, self.signals, self._saves)
@@ -294,14 +294,7 @@ def _die() -> None:
 
 def _die_after_contents(store: Any) -> None:
     """Die when the contents of a snapshot are in a store, before anybody sees it there."""
-    name = "upload_contents" if hasattr(store, "upload_contents") else "send"
-    send = getattr(store, name)
-
-    def send_and_die(*arguments: Any, **options: Any) -> None:
-        send(*arguments, **options)
-        _die()
-
-    setattr(store, name, send_and_die)
+    store._refuse_moved = lambda *_: _die()
 
 
 def _whole_gradient(parameter: nn.Parameter) -> Tensor:

@@ -11,6 +11,7 @@ from common.retries import with_retries
 from snapshot.disk.folder import LARGEST_STEP
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
+from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
 from store.errors import (
     StoreError,
     StoreMissing,
@@ -21,8 +22,7 @@ from store.errors import (
 )
 from store.fence import Fenced
 from store.fetch import Contents, read_store
-from store.kinds import begin_attempt
-from store.store import Card, Policy, Store, Upload, UploadTarget
+from store.store import Store
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def contents_at_start(
             f"{lack}. Start again {remedy}; a run that is new can begin without "
             f"{own.key.partition('=')[0]}, which a later start may have."
         ) from error
-    if own.private and not contents.private:
+    if own.private and not contents.head.private:
         raise SnapshotError(
             f"{own.key} is a public repo, and hub.private=true. Nothing was uploaded. Make it "
             "private, name another, or allow it with hub.private=false (a server without private "
@@ -82,10 +82,8 @@ def contents_at_start(
 
 def _read_or_create(own: RunStore) -> Contents:
     store, known = own.store, own.known
-    if known is not None and known.commit and store.head()[0] == known.commit:
-        return known
     if known is not None:
-        return read_store(store)
+        return known if store.head(known=known.head) is known.head else read_store(store)
     store.require_token()
     contents = None
     with suppress(StoreMissing):
@@ -111,7 +109,7 @@ def with_newest(own: RunStore, contents: Contents, newest: Path, state: RunState
         return contents
     prunes_nothing = Policy(LARGEST_STEP, 0.0, own.private, own.takeover)
     target = UploadTarget(own.store, prunes_nothing, state.run_id, uuid4().hex, latest)
-    attempt = begin_attempt(target, lambda text: None)
+    attempt = Attempt(target)
     upload = Upload(newest, Card(f"# Step {state.step}\n"))
     with suppress(Fenced):  # another start has uploaded meanwhile
         with_retries(lambda: attempt.upload(upload))

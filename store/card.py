@@ -17,11 +17,10 @@ from snapshot.config_values import value_of
 from snapshot.disk.folder import folder_name
 from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
+from store.attempt import CURVES, Best
 from store.hub import REPO_ID
 from store.kinds import NAMED_REPO
-from store.publish import CURVES
-from store.records import EVENTS
-from store.store import Best
+from store.records import EVENTS, METRICS
 
 SHOWN = (
     ("optim.learning_rate", "learning rate"),
@@ -167,7 +166,7 @@ def _history(events: Sequence[Mapping[str, Any]]) -> str:
     ]
     return (
         f"## History\n\n{total.replace('kind of machines', 'kinds of machines')}; all of it is in "
-        f"`{EVENTS}`, the figures of every step in `metrics/`.\n\n"
+        f"`{EVENTS}`, the figures of every step in `{METRICS}`.\n\n"
         "| UTC | step | event | |\n|---|---|---|---|\n" + "\n".join(rows)
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +30,8 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import NoFile, NoRevision
-from store.latest import FOLDER, WRITTEN_BY_010, Latest, remote_step
-from store.pruning import LARGEST_MANIFEST_BYTES
-from store.store import BRANCH, RemoteFile, Store
+from store.latest import FOLDER, WRITTEN_BY_010, Latest, folders_in, remote_step
+from store.store import BRANCH, LARGEST_MANIFEST_BYTES, Head, RemoteFile, Store
 
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
@@ -51,14 +50,22 @@ class Contents:
     """The contents of a store at one commit."""
 
     store: Store
-    commit: str
-    private: bool
-    files: dict[str, RemoteFile]
-    latest: Latest | None
+    head: Head
+    latest: Latest | None = None
     fault: str | None = None
     """What is wrong with its latest.json, if anything."""
     revision: str = BRANCH
     """The branch, tag or commit that was read, or the only snapshot of it that counts."""
+
+    @property
+    def files(self) -> Mapping[str, RemoteFile]:
+        """Its files by path."""
+        return self.head.files
+
+    @property
+    def commit(self) -> str:
+        """Of a repo; empty for a store without commits."""
+        return self.head.token if self.store.has_commits else ""
 
     @property
     def name(self) -> str:
@@ -77,7 +84,11 @@ class Contents:
 
     def folders(self) -> list[str]:
         """Its snapshot folders, the one of latest.json first, then the newest first."""
-        return self.store.folders(self.files, self.latest)
+        folders = folders_in(self.files)
+        if self.latest is not None and self.latest.folder in folders:
+            folders.remove(self.latest.folder)
+            folders.insert(0, self.latest.folder)
+        return folders
 
     def refusal(self) -> str | None:
         """Why a run may not use the store: it holds something that no run uploaded.
@@ -105,15 +116,14 @@ class Contents:
 def read_store(store: Store, revision: str = BRANCH) -> Contents:
     """Read the contents of a store; `revision` may be a snapshot's folder. Raises StoreError."""
     is_folder = FOLDER.fullmatch(f"{revision}/{MANIFEST}") is not None
-    commit, private = store.head(BRANCH if is_folder else revision)
-    files = store.files(commit)
+    head = store.head(BRANCH if is_folder else revision)
     if is_folder:
-        files = {path: files[path] for path in files if path.startswith(f"{revision}/")}
+        inside = {path: head.files[path] for path in head.files if path.startswith(f"{revision}/")}
+        head = replace(head, files=inside)
     try:
-        latest = store.latest(commit, files)
+        return Contents(store, head, store.latest(head), revision=revision)
     except SnapshotError as error:
-        return Contents(store, commit, private, files, None, str(error), revision)
-    return Contents(store, commit, private, files, latest, revision=revision)
+        return Contents(store, head, None, str(error), revision)
 
 
 def download(
@@ -128,13 +138,8 @@ def download(
     there is replaced. Raises SnapshotError for a damaged file, StoreError, DiskFault for the Hub
     client's cache, and OSError for any other folder.
     """
-    store, commit = contents.store, contents.commit
-    files = {path: contents.files[path] for path in digests}
     target = _cache_of(contents) if target is None else target
-    store.download_all(commit, files, target, again)
-    if target is None:  # the client says where its cache is
-        path = next(iter(digests))
-        target = store.download(commit, path, None).parents[path.count("/")]
+    target = contents.store.fetch(contents.head, digests, target, again)
     for path, digest in digests.items():
         if digest is not None and sha256_of(target / path) != digest:
             raise SnapshotError(f"the content of {path} in {contents.name} has changed")
@@ -143,7 +148,7 @@ def download(
 
 def _cache_of(contents: Contents) -> Path | None:
     """Where downloads from a store without commits are kept; None: in the Hub client's cache."""
-    if contents.commit:
+    if contents.store.has_commits:
         return None
     name = hashlib.sha256(contents.store.url.encode()).hexdigest()[:16]
     return Path(constants.HF_HOME) / "stores" / name

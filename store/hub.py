@@ -1,40 +1,45 @@
-"""The Hub operations that a store needs, each with a timeout and a few kinds of errors.
+"""A model repo of the Hub as a store: one commit for each upload.
 
-Retries and decisions are left to the callers. huggingface_hub, "the Hub client" in comments, has no
-timeouts of its own. The errors are in store/errors.py.
+huggingface_hub, "the Hub client" in comments, has no timeouts of its own: store/http.py bounds its
+requests, store/errors.py translates its errors. Retries and decisions are left to the callers.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import huggingface_hub  # imports the rest at its first use, which a run without a Hub has not
-from huggingface_hub import constants, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from common.hub_client import deadline, hub_api, transfer
-from snapshot.errors import DiskFault, is_full
+from snapshot.errors import DiskFault, SnapshotError, is_full
 from store.errors import (
     REMEDY,
     NoFile,
     NoRevision,
+    StoreError,
     StoreMissing,
+    StoreMoved,
     StoreRefused,
     Unsupported,
     translate_errors,
 )
 from store.latest import LATEST
-from store.store import BRANCH, RemoteFile, Store, Transfer
+from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
+CARD = "README.md"
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
-OWN_FILES = {"README.md", ".gitattributes"}
+RECORDS = ("metrics.jsonl", "events.jsonl")
+"""Files of a run that grow, and of which a store keeps the newest alone."""
+OWN_FILES = {CARD, ".gitattributes"}
 """Files that a repo may hold before a run uploads to it."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
@@ -45,21 +50,16 @@ LARGE_BYTES = 5 << 20
 class Hub(Store):
     """One model repo. Every method raises StoreError."""
 
-    def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
-        """`timeout`: seconds that a request waits for data."""
+    has_commits = True
+
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        """`url`: `hf://owner/name`, or without the prefix."""
         super().__init__(timeout)
-        self.repo_id = repo_id
+        self.repo_id = self.name = url.removeprefix(PREFIX)
+        self.url, self.key = f"{PREFIX}{self.repo_id}", f"hub.repo_id={self.repo_id}"
         self._api = hub_api(timeout)
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return self.repo_id
-
-    @property
-    def key(self) -> str:
-        """The configuration key and value that name it."""
-        return f"hub.repo_id={self.repo_id}"
+        self._unneeded: set[str] = set()
+        """By their SHA-256, large files that a commit of ours has removed, until they are freed."""
 
     @contextmanager
     def _asking(
@@ -68,10 +68,6 @@ class Hub(Store):
         """Requests that end in time, and whose errors are of a few kinds."""
         with translate_errors(self.repo_id, revision, not_found), deadline(self.timeout):
             yield
-
-    def beside(self, suffix: str) -> str:
-        """The URL of another one of the same owner."""
-        return f"{self.url}{suffix}"
 
     @property
     def is_offline(self) -> bool:
@@ -95,10 +91,9 @@ class Hub(Store):
                 f"{self.name}. {REMEDY}"
             )
 
-    def foreign_file(self, files: Iterable[str]) -> str | None:
+    def foreign_file(self, paths: Iterable[str]) -> str | None:
         """A file that no run uploaded; None if the files are a run's, or none."""
-        others = sorted(set(files) - OWN_FILES)
-        return others[0] if others and LATEST not in others else None
+        return super().foreign_file(set(paths) - OWN_FILES)
 
     def create(self, private: bool) -> None:
         """Create the repo if it does not exist."""
@@ -110,8 +105,14 @@ class Hub(Store):
         with self._asking():
             self._api.delete_repo(self.repo_id, missing_ok=True)
 
-    def head(self, revision: str = BRANCH) -> tuple[str, bool]:
-        """The commit of a revision, and whether the repo is private."""
+    def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
+        """The commit of a revision and its files; `known` where that is still the commit."""
+        commit, private = self._commit_of(revision)
+        if known is not None and known.token == commit and known.private == private:
+            return known
+        return Head(commit, private, self._files(commit))
+
+    def _commit_of(self, revision: str = BRANCH) -> tuple[str, bool]:
         not_found = StoreMissing if revision == BRANCH else NoRevision
         with self._asking(revision, not_found):
             info = self._api.repo_info(self.repo_id, revision=revision)
@@ -122,27 +123,22 @@ class Hub(Store):
             )
         return commit, bool(info.private)
 
-    def files(self, commit: str) -> dict[str, RemoteFile]:
-        """The files of a commit by path."""
+    def _files(self, commit: str) -> dict[str, RemoteFile]:
         with self._asking(commit, NoRevision):
             tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             entries = list(islice(tree, MOST_FILES))
         return {
-            entry.path: RemoteFile(
-                entry.size,
-                _digest(entry.lfs.sha256) if entry.lfs else None,
-                entry.blob_id,
-            )
+            entry.path: RemoteFile(entry.size, _digest(entry.lfs.sha256) if entry.lfs else None)
             for entry in entries
             if isinstance(entry, huggingface_hub.RepoFile)
         }
 
-    def read(self, commit: str, path: str, most: int) -> bytes:
+    def read(self, head: Head, path: str, most: int) -> bytes:
         """A small file, of which at most `most` bytes are read. It needs no place on a disk."""
-        url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=commit)
+        url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=head.token)
         content = b""
         with (
-            self._asking(commit, NoFile),
+            self._asking(head.token, NoFile),
             get_session().stream("GET", url, headers=build_hf_headers()) as response,
         ):
             hf_raise_for_status(response)
@@ -152,44 +148,73 @@ class Hub(Store):
                     raise StoreRefused(f"{path} of {self.repo_id} is larger than its repo lists.")
         return content
 
-    def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
-        """Download a file of a commit to `folder`, under its own path, or to the client's cache.
+    def fetch(
+        self, head: Head, paths: Collection[str], folder: Path | None, again: bool = False
+    ) -> Path:
+        """Download files to `folder`, or to the client's cache.
 
-        With `again`, a cached file is replaced. Raises OSError for a folder that cannot be written,
-        DiskFault for such a cache.
+        Raises OSError for a folder that cannot be written, DiskFault for such a cache.
         """
-        with _naming_cache(folder), self._asking(commit, NoFile):
-            return self._download(commit, path, folder, again)
-
-    def download_all(
-        self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
-    ) -> None:
-        """`download` of several files. Raises OSError, too."""
-        size = sum(file.size for file in files.values())
+        size = sum(head.files[path].size for path in paths)
+        place = folder
         with (
             _naming_cache(folder),
-            translate_errors(self.repo_id, commit, NoFile),
+            translate_errors(self.repo_id, head.token, NoFile),
             transfer(self.timeout, size),
         ):
-            for path in sorted(files):
-                self._download(commit, path, folder, again)
+            for path in sorted(paths):
+                downloaded = huggingface_hub.hf_hub_download(
+                    self.repo_id, path, revision=head.token, local_dir=folder, force_download=again
+                )
+                place = place or Path(downloaded.removesuffix(path))
+        assert place is not None, "the cache is asked for files"
+        return place
 
-    def _download(self, commit: str, path: str, folder: Path | None, again: bool) -> Path:
-        return Path(
-            huggingface_hub.hf_hub_download(
-                self.repo_id, path, revision=commit, local_dir=folder, force_download=again
+    def publish(
+        self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
+    ) -> tuple[Head, Transfer]:
+        """One commit on top of `head`. Raises as `Store.publish` says."""
+        if LATEST not in head.files:
+            self._refuse_to_overwrite(head, add)
+        for added in add.values():
+            if isinstance(added.source, Path):
+                added.source.stat()  # raises OSError; the client would raise ValueError
+        additions = {path: CommitOperationAdd(path, added.source) for path, added in add.items()}
+        transfer = self._upload_contents(list(additions.values()))
+        sent = {path: one.upload_info.sha256.hex() for path, one in additions.items()}
+        for path, added in add.items():
+            if added.sha256 not in (sent[path], None):
+                raise SnapshotError(f"{added.source!s} is damaged: its content has changed")
+        deletions = [CommitOperationDelete(path, is_folder=False) for path in sorted(delete)]
+        commit = self._commit([*additions.values(), *deletions], message, head)
+        files = {path: file for path, file in head.files.items() if path not in delete}
+        for path, one in additions.items():
+            digest = sent[path] if one._upload_mode == "lfs" else None
+            files[path] = RemoteFile(one.upload_info.size, digest)
+        after = Head(commit, head.private, files)
+        replaced = [path for path in RECORDS if path in add and path in head.files]
+        self._unneeded |= _digests_in({path: head.files[path] for path in (*delete, *replaced)})
+        self._free(after)
+        return after, transfer
+
+    def _refuse_to_overwrite(self, head: Head, add: Collection[str]) -> None:
+        """Raise StoreRefused if files are there that no latest.json says to be a run's."""
+        if others := sorted(set(add) & (head.files.keys() - OWN_FILES)):
+            raise StoreRefused(
+                f"{self.repo_id} holds {others[0]} and no {LATEST}, so no run of this project is "
+                f"known to own it. Restore {LATEST} from an earlier commit, or empty the repo.",
+                "not this run's",
             )
-        )
 
-    def upload_contents(self, additions: Sequence[huggingface_hub.CommitOperationAdd]) -> Transfer:
+    def _upload_contents(self, additions: Collection[CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.
 
         A file that is added at two paths is uploaded once.
         """
-        first = {one.path_or_fileobj: one for one in reversed(additions)}
+        first = {one.path_or_fileobj: one for one in reversed(list(additions))}
         size = sum(one.upload_info.size for one in first.values() if _is_large(one))
         started = time.monotonic()
-        self._send(list(first.values()), size)
+        self._send(first.values(), size)
         for one in additions:
             same = first[one.path_or_fileobj]
             if same is not one and same._is_uploaded:
@@ -200,56 +225,89 @@ class Hub(Store):
         self._send(additions, size)
         return Transfer(size, time.monotonic() - started)
 
-    def _send(self, additions: Sequence[huggingface_hub.CommitOperationAdd], size: int) -> None:
+    def _send(self, additions: Iterable[CommitOperationAdd], size: int) -> None:
         with translate_errors(self.repo_id, BRANCH), transfer(self.timeout, size):
             # An empty gitignore, or a .gitignore in the repo would silently drop files.
             self._api.preupload_lfs_files(
-                self.repo_id, additions, free_memory=False, gitignore_content=""
+                self.repo_id, list(additions), free_memory=False, gitignore_content=""
             )
 
-    def commit(
-        self, operations: Sequence[huggingface_hub.CommitOperation], message: str, parent: str
+    def _refuse_moved(self, head: Head) -> None:
+        """Raise StoreMoved unless `head` is the newest commit: the contents took a while.
+
+        The server may not look: some ignore the parent of a commit, and the client sends no commit
+        id of 64 digits.
+        """
+        if self._commit_of()[0] != head.token:
+            raise StoreMoved(f"{self.repo_id} has moved on meanwhile", "moved on")
+
+    def _commit(
+        self, operations: list[huggingface_hub.CommitOperation], message: str, head: Head
     ) -> str:
-        """Create a commit on top of `parent`; returns its id. After an error, the outcome is open.
+        """Create a commit on top of `head`, without the card if the Hub rejects that."""
+        self._refuse_moved(head)
+        accepted = constants.REGEX_COMMIT_OID.fullmatch(head.token) is not None
+        try:
+            with self._asking():
+                created = self._api.create_commit(
+                    self.repo_id,
+                    operations,
+                    commit_message=message,
+                    parent_commit=head.token if accepted else None,
+                )
+            return str(created.oid)
+        except StoreError as error:
+            rest = [one for one in operations if one.path_in_repo != CARD]
+            if not error.about_card or len(rest) == len(operations):
+                raise
+            return self._commit(rest, message, head)
 
-        If the server ignores the parent, or if its commit ids are not valid for the client (64
-        digits), the commit is on top of any head: read the head just before.
+    def tag(self, name: str, head: Head) -> None:
+        """Give a commit a tag, unless another one has it."""
+        with self._asking(head.token):
+            self._api.create_tag(self.repo_id, tag=name, revision=head.token, exist_ok=True)
+
+    def _free(self, head: Head) -> None:
+        """Delete contents that the newest commit removed, for good. Raises nothing.
+
+        What a tag, another branch or a pull request refers to stays. What fails is tried again
+        after the next upload.
         """
-        accepted = constants.REGEX_COMMIT_OID.fullmatch(parent) is not None
-        with self._asking():
-            created = self._api.create_commit(
-                self.repo_id,
-                operations,
-                commit_message=message,
-                parent_commit=parent if accepted else None,
-            )
-        return str(created.oid)
+        try:
+            if self._unneeded and self._commit_of()[0] == head.token:  # or others may need them
+                self._unneeded -= _digests_in(head.files)
+                for commit in self._refs() if self._unneeded else ():
+                    self._unneeded -= _digests_in(self._files(commit))
+                if self._unneeded:
+                    self._delete_contents(self._unneeded)
+                self._unneeded.clear()
+        except StoreError as error:
+            self._note_unfreed(error)
 
-    def refs(self) -> dict[str, str]:
-        """The commits of all tags, of all branches but `main`, and of pull requests.
-
-        By `tags/name`, `heads/name`, `pr/1`.
-        """
+    def _refs(self) -> set[str]:
+        """The commits of all tags, of all branches but `main`, and of pull requests."""
         with self._asking():
             try:
-                found = self._api.list_repo_refs(self.repo_id, include_pull_requests=True)
+                refs = self._api.list_repo_refs(self.repo_id, include_pull_requests=True)
             except KeyError:  # of a server that has no pull requests
-                found = self._api.list_repo_refs(self.repo_id)
-        all_refs = (*found.tags, *found.branches, *found.converts, *(found.pull_requests or ()))
-        refs = {one.ref.removeprefix("refs/"): one.target_commit for one in all_refs}
-        refs.pop(f"heads/{BRANCH}", None)
-        return refs
+                refs = self._api.list_repo_refs(self.repo_id)
+        all_refs = (*refs.tags, *refs.branches, *refs.converts, *(refs.pull_requests or ()))
+        return {one.target_commit for one in all_refs if one.ref != f"refs/heads/{BRANCH}"}
 
-    def tag(self, name: str, commit: str) -> None:
-        """Give a commit a tag, unless another one has it."""
-        with self._asking(commit):
-            self._api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
-
-    def delete_contents(self, digests: Collection[str]) -> None:
-        """Delete large files for good, in all commits, by their SHA-256. The commits stay."""
+    def _delete_contents(self, digests: Collection[str]) -> None:
         files = [_lfs_file(digest) for digest in sorted(digests)]
         with self._asking():
             self._api.permanently_delete_lfs_files(self.repo_id, files, rewrite_history=False)
+
+    def _note_unfreed(self, error: StoreError) -> None:
+        left = f"files of pruned snapshots still use storage of {self.repo_id}"
+        if isinstance(error, StoreRefused):
+            self.note(
+                f"{left}, because they cannot be deleted one by one: {error.reason}. Uploads "
+                "continue; HfApi().super_squash_history(repo) frees it where the server can."
+            )
+        else:
+            self.note(f"{left}: {error.reason}. The next upload of this run tries again.")
 
 
 @contextmanager
@@ -267,12 +325,16 @@ def _naming_cache(folder: Path | None) -> Iterator[None]:
         ) from error
 
 
-def _is_large(addition: huggingface_hub.CommitOperationAdd) -> bool:
+def _is_large(addition: CommitOperationAdd) -> bool:
     """Whether a file belongs in the storage for large files; smaller ones may be in git itself."""
     if not isinstance(addition.path_or_fileobj, str):
         return False
     large_type = addition.path_in_repo.endswith(".safetensors")
     return large_type or addition.upload_info.size >= LARGE_BYTES
+
+
+def _digests_in(files: Mapping[str, RemoteFile]) -> set[str]:
+    return {file.sha256 for file in files.values() if file.sha256 is not None}
 
 
 def _lfs_file(digest: str) -> huggingface_hub.hf_api.LFSFileInfo:

@@ -1,59 +1,41 @@
 """The kinds of stores, by the beginnings of their URLs; and what a name on the command line means.
 
-Another kind is a row in `KINDS`: its `Store`, and the `Attempt` that uploads to it.
+Another kind is a row in `KINDS`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from snapshot.disk.folder import visible
 from snapshot.errors import SnapshotError
-from store.file_system import BUCKETS, FileSystem
-from store.files_attempt import FilesAttempt
+from store.bucket import BUCKETS, Bucket
+from store.disk import Disk
+from store.file_system import FileSystem
 from store.hub import REPO_ID, Hub
-from store.repo_attempt import RepoAttempt
-from store.store import BRANCH, PREFIX, Attempt, Store, UploadTarget
+from store.store import BRANCH, PREFIX, Store
 
 NAMED_FILES = re.compile(
     rf"{BUCKETS}{REPO_ID.pattern}(/.*)?|(?!{PREFIX})[a-z][a-z0-9+.-]*://.+", re.IGNORECASE
 )
 """A store of files: a bucket of the Hub, or any other URL."""
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
-Notify = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of store."""
-
-    open: Callable[[str, float], Store]
-    """From its URL and a timeout in seconds."""
-    attempt: Callable[[Any, UploadTarget, Notify], Attempt]
-    """The uploads to such a store; sentences for the user go to the last argument."""
-
-
-FILES = Kind(FileSystem, FilesAttempt)
-REPO = Kind(lambda url, timeout: Hub(url.removeprefix(PREFIX), timeout), RepoAttempt)
-KINDS = {BUCKETS: FILES, PREFIX: REPO, "": FILES}  # the first beginning that a URL has
+KINDS: dict[str, Callable[[str, float], Store]] = {
+    BUCKETS: Bucket,
+    PREFIX: Hub,
+    "file://": Disk,
+    "local://": Disk,
+    "": FileSystem,
+}
+"""From a URL and a timeout in seconds; the first beginning that a URL has decides."""
 
 
 def open_store(url: str, timeout: float = 60.0) -> Store:
     """The store at a URL. Makes no request. Raises SnapshotError for one that is none."""
-    return _kind_of(url).open(url, timeout)
-
-
-def begin_attempt(target: UploadTarget, notify: Notify) -> Attempt:
-    """The uploads of an attempt to its store."""
-    return _kind_of(target.store.url).attempt(target.store, target, notify)
-
-
-def _kind_of(url: str) -> Kind:
-    return next(kind for beginning, kind in KINDS.items() if url.startswith(beginning))
+    open_kind = next(kind for beginning, kind in KINDS.items() if url.startswith(beginning))
+    return open_kind(url, timeout)
 
 
 def named_repo(name: str) -> tuple[str, str] | None:

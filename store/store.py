@@ -1,25 +1,23 @@
 """What is asked of a store: a place away from this disk, where a run keeps its snapshots.
 
-A start lists and reads it (`Store`); the uploads of an attempt publish, delete and fence there
-(`Attempt`). store/kinds.py has the kinds of stores by their URLs.
+A start reads it, and the uploads of an attempt publish to it (store/attempt.py). Another kind of
+store is a class like this one and a row of `KINDS` in store/kinds.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from snapshot.disk.folder import step_of
 from snapshot.errors import SnapshotError
-from store.errors import StoreRefused
-from store.fence import Fence
+from store.errors import StoreRefused, Unsupported
 from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
 BRANCH = "main"
 LARGEST_LATEST_BYTES = 10_000
+LARGEST_MANIFEST_BYTES = 4 << 20
 PREFIX = "hf://"
 """A prefix that marks a name as one of the Hub, whatever this disk holds."""
 
@@ -30,9 +28,27 @@ class RemoteFile:
 
     size: int
     sha256: str | None = None
-    """None where the store does not tell: of a small file, which is stored in git itself."""
-    git_oid: str = ""
-    """Git's name for the content, or for the pointer to a large one."""
+    """None where the store does not tell."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a store holds at one moment."""
+
+    token: str
+    """Changes when something is published: the commit of a repo."""
+    private: bool
+    files: Mapping[str, RemoteFile]
+    """By path."""
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A file to publish."""
+
+    source: Path | bytes
+    sha256: str | None = None
+    """What must be sent, as the snapshot's manifest says; None for any content."""
 
 
 @dataclass(frozen=True)
@@ -54,32 +70,71 @@ class Transfer:
 
 
 class Store(ABC):
-    """A store, as a start reads it. Every method raises StoreError."""
+    """A store. Every method raises StoreError."""
+
+    name: str
+    """What messages call it."""
+    url: str
+    """What names it in `snapshot.resume`, as in `hf://me/run`."""
+    key: str
+    """The configuration key and value that name it."""
+    has_commits = False
+    """Whether it is a repo: an upload is one commit, and people look at its top as at a model."""
 
     def __init__(self, timeout: float) -> None:
         """`timeout`: seconds that a request waits for data."""
         self.timeout = timeout
         self.notes: list[str] = []
-        """Sentences about what the server lacks, each for the user once in a run."""
+        """Sentences for the user about what could not be done beside an upload."""
+        self._noted: set[str] = set()
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What messages call it."""
-
-    @property
-    def url(self) -> str:
-        """What names it in `snapshot.resume`, as in `hf://me/run`."""
-        return f"{PREFIX}{self.name}"
-
-    @property
-    @abstractmethod
-    def key(self) -> str:
-        """The configuration key and value that name it."""
+    def note(self, text: str) -> None:
+        """Add a sentence to `notes`, once in an attempt."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.notes.append(text)
 
     @abstractmethod
+    def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
+        """What it holds now; `known` itself where nothing was published since that was read."""
+
+    @abstractmethod
+    def read(self, head: Head, path: str, most: int) -> bytes:
+        """A small file, of which at most `most` bytes are read. May raise OSError, too."""
+
+    @abstractmethod
+    def fetch(
+        self, head: Head, paths: Collection[str], folder: Path | None, again: bool = False
+    ) -> Path:
+        """Download files, and return the folder that they are in, under their own paths.
+
+        They go to `folder`, or without one to the Hub client's cache, which other stores do not
+        have. Files that are there are not downloaded, except `again`. Raises OSError, too.
+        """
+
+    @abstractmethod
+    def publish(
+        self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
+    ) -> tuple[Head, Transfer]:
+        """Add files on top of `head`, then delete others; returns the new head.
+
+        Readers see nothing of it before the manifests among `add` are there. These and
+        `latest.json`, the last of `add`, are written when all else is there. Raises StoreMoved if
+        something was published since `head` was read, and SnapshotError if a file is not as its
+        manifest says. After another error the outcome is unknown. What cannot be deleted is a note.
+        """
+
+    @abstractmethod
+    def create(self, private: bool) -> None:
+        """Create it if it does not exist."""
+
+    def remove(self) -> None:
+        """Remove it and all that it holds, if it exists. Only for one that the caller created."""
+        raise Unsupported(f"{self.name} can be removed by its own tools alone.")
+
     def beside(self, suffix: str) -> str:
         """The URL of another store next to it, whose name ends with `suffix`."""
+        return f"{self.url}{suffix}"
 
     @property
     def is_offline(self) -> bool:
@@ -92,183 +147,40 @@ class Store(ABC):
     def check_token(self) -> None:  # noqa: B027
         """Raise StoreRefused if there is no token, or a read-only one, where the store has them."""
 
-    @abstractmethod
-    def create(self, private: bool) -> None:
-        """Create it if it does not exist."""
+    def tag(self, name: str, head: Head) -> None:  # noqa: B027
+        """Give what `head` holds a name that stays, where the store has such."""
 
-    @abstractmethod
-    def remove(self) -> None:
-        """Remove it and all that it holds, if it exists. Only for one that the caller created."""
-
-    @abstractmethod
-    def head(self, revision: str = BRANCH) -> tuple[str, bool]:
-        """The commit of a revision, empty without commits, and whether the store is private."""
-
-    @abstractmethod
-    def files(self, commit: str) -> dict[str, RemoteFile]:
-        """The files of a commit by path."""
-
-    def folders(self, files: Iterable[str], latest: Latest | None) -> list[str]:
-        """The snapshot folders among files, the one of `latest` first, then the newest first."""
-        found = folders_in(files)
-        if latest is not None and latest.folder in found:
-            found.remove(latest.folder)
-            found.insert(0, latest.folder)
-        return found
-
-    @abstractmethod
-    def foreign_file(self, files: Iterable[str]) -> str | None:
+    def foreign_file(self, paths: Iterable[str]) -> str | None:
         """A file that no run uploaded; None if the files are a run's, or none."""
+        others = sorted(paths)
+        return others[0] if others and LATEST not in others else None
 
-    def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
-        """`latest.json` of a commit that holds `files`; None if it is not among them.
+    def latest(self, head: Head) -> Latest | None:
+        """`latest.json`, for a start; None if there is none.
 
-        It names a best snapshot only where that is among them. Raises SnapshotError if it is not a
+        It names a best snapshot only where the store has that. Raises SnapshotError if it is not a
         `latest.json` of this project.
         """
-        if LATEST not in files:
+        if LATEST not in head.files:
             return None
-        if files[LATEST].size > LARGEST_LATEST_BYTES:
-            raise SnapshotError(f"{LATEST} of {self.name} has {files[LATEST].size:,} bytes")
+        if head.files[LATEST].size > LARGEST_LATEST_BYTES:
+            raise SnapshotError(f"{LATEST} of {self.name} has {head.files[LATEST].size:,} bytes")
         try:
-            latest = self._read_latest(commit)
+            latest = self._read_latest(head)
         except SnapshotError:  # perhaps damaged in transit
-            latest = self._read_latest(commit)
-        has_best = latest.best_step in map(remote_step, folders_in(files))
+            latest = self._read_latest(head)
+        has_best = latest.best_step in map(remote_step, folders_in(head.files))
         return latest if has_best else latest.without_best()
 
-    def _read_latest(self, commit: str) -> Latest:
-        return read_latest(self.read(commit, LATEST, LARGEST_LATEST_BYTES), self.name)
+    def _read_latest(self, head: Head) -> Latest:
+        return read_latest(self.read(head, LATEST, LARGEST_LATEST_BYTES), self.name)
 
-    def latest_during_run(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
-        """What `latest.json` itself says, for an upload.
-
-        Raises StoreRefused while it cannot be read.
-        """
+    def latest_during_run(self, head: Head) -> Latest | None:
+        """`latest.json`, for an upload. Raises StoreRefused while it cannot be read."""
         try:
-            return Store.latest(self, commit, files)
+            return Store.latest(self, head)
         except SnapshotError as error:  # it may be that of an attempt that lives
             raise StoreRefused(
                 f"{error}, so it is unknown which attempt owns {self.name}. Restore that file.",
                 "latest.json",
             ) from error
-
-    @abstractmethod
-    def read(self, commit: str, path: str, most: int) -> bytes:
-        """A small file, of which at most `most` bytes are read. May raise OSError, too."""
-
-    @abstractmethod
-    def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
-        """Download a file of a commit to `folder`, under its own path, or to the client's cache.
-
-        With `again`, a cached file is replaced. Only a repo of the Hub has a cache.
-        """
-
-    @abstractmethod
-    def download_all(
-        self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
-    ) -> None:
-        """`download` of several files. Raises OSError, too."""
-
-    def note(self, text: str) -> None:
-        """Add a sentence about what the server lacks."""
-        self.notes.append(text)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The keys `hub.*` of the configuration that decide how snapshots are uploaded."""
-
-    keep: int
-    min_interval: float
-    private: bool
-    takeover: bool
-    milestone_every: int | None = None
-    """Steps between snapshots that are all uploaded, and stay."""
-
-    def is_milestone(self, step: int) -> bool:
-        """Whether the snapshot of a step is uploaded in any case, and stays."""
-        return self.milestone_every is not None and step % self.milestone_every == 0
-
-
-@dataclass(frozen=True)
-class Card:
-    """The model card: README.md, and the loss curves as a PNG, if there are any."""
-
-    text: str
-    curves: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Best:
-    """The snapshot with the lowest held-out loss."""
-
-    step: int
-    loss: float
-    folder: Path | None
-    """None if only the store has it."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A snapshot to upload."""
-
-    folder: Path
-    card: Card
-    best: Best | None = None
-    """The snapshot with the lowest held-out loss so far, if that is kept."""
-
-    @property
-    def step(self) -> int:
-        return step_of(self.folder)
-
-
-@dataclass(frozen=True)
-class UploadTarget:
-    """The store that an attempt uploads to, and what is known about it at the start."""
-
-    store: Store
-    policy: Policy
-    run_id: str
-    attempt_id: str
-    known_latest: Latest | None = None
-    """The newest snapshot at the start; None if there was none, or the store was not read."""
-    ended_attempts: Collection[str] = ()
-    """Earlier attempts of this run that are known to be over."""
-    records: Callable[[int, int], tuple[dict[str, bytes], int]] = lambda after, step: ({}, step)
-    """The run's records of the steps after one and up to another, by path in the store; and the
-    step up to which they reach. May raise OSError and ValueError."""
-    repo_was_read: bool = True
-    """False if the store could not be reached at the start; it may not even exist."""
-    said_before: Callable[[str], bool] = lambda text: False
-    """Whether an earlier attempt has said this about the server."""
-
-    @property
-    def fence(self) -> Fence:
-        """Which other attempts this one gives way to."""
-        return Fence(
-            self.store.name,
-            self.run_id,
-            self.attempt_id,
-            self.known_latest,
-            self.repo_was_read,
-            self.policy.takeover,
-        )
-
-
-class Attempt(Protocol):
-    """The uploads of one attempt to a store, one at a time. One thread calls it."""
-
-    repo_was_read: bool
-    """Whether the store has been read at least once."""
-
-    def upload(self, upload: Upload) -> Transfer:
-        """Publish a snapshot, unless the store has it; returns what was sent.
-
-        Raises Fenced and Behind as `Fence.check` does, StoreError, SnapshotError if the files on
-        disk have changed, and OSError if the folder no longer exists. A snapshot becomes visible
-        when all of it is there.
-        """
-
-    def tidy(self, step: int) -> None:
-        """After the upload of a step: delete what the policy does not keep. Raises nothing."""

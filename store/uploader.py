@@ -18,10 +18,10 @@ from huggingface_hub.utils import disable_progress_bars
 
 from snapshot.disk.folder import MANIFEST
 from snapshot.errors import SnapshotError
+from store.attempt import Attempt, Best, Card, Upload, UploadTarget
 from store.errors import StoreError, StoreMoved, StoreRefused, StoreUnreachable
 from store.fence import Behind, Fenced
-from store.kinds import begin_attempt
-from store.store import Best, Card, Transfer, Upload, UploadTarget
+from store.store import Transfer
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class UploadStatus:
     """Why the last upload failed; None if it succeeded."""
     off: bool
     """Whether uploads have ended for good."""
-    repo_was_read: bool = True
+    was_read: bool = True
     """Whether the repo has been read at least once."""
     sent: Transfer = field(default_factory=Transfer)
     """What the uploads of this attempt have sent."""
@@ -76,7 +76,7 @@ class UploadStatus:
 
     def as_words(self) -> str:
         """For the progress line: 'hub at step 40, 1:30 old, last error: HTTP 503'."""
-        words = "hub has none yet" if self.repo_was_read else "hub not reached yet"
+        words = "hub has none yet" if self.was_read else "hub not reached yet"
         if self.step is not None:
             words = f"hub at step {self.step}"
         if self.off:
@@ -114,7 +114,7 @@ class Uploader:
 
     def __init__(self, target: UploadTarget) -> None:
         """Start the thread."""
-        self._hub, self._policy = target.store, target.policy
+        self._store, self._policy = target.store, target.policy
         self._said_before = target.said_before
         self._changed = threading.Condition()
         self._waiting: list[Upload] = []
@@ -131,12 +131,9 @@ class Uploader:
         self._step = None if known is None else known.step
         self._queued_at: dict[int, float] = {}
         self._last_commit = -math.inf
-        self._last_due = -math.inf
-        """When the attempt offers its last snapshot, as far as it knows."""
-        self._upload_seconds: float | None = None
         self._messages: list[str] = []
         self._sent = self._all_sent = Transfer()
-        self._attempt = begin_attempt(target, self._notify)
+        self._attempt = Attempt(target)
         disable_progress_bars()  # those of the Hub client would break our progress line
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
         self._thread.start()
@@ -149,14 +146,6 @@ class Uploader:
                 self._waiting = [*filter(self._is_milestone, self._waiting), upload]
                 self._queued_at[upload.step] = time.monotonic()
                 self._changed.notify_all()
-
-    def ends_in(self, seconds: float) -> None:
-        """In how many seconds the attempt offers its last snapshot, at this speed.
-
-        No upload begins that it would have to wait for.
-        """
-        with self._changed:
-            self._last_due = time.monotonic() + seconds
 
     def pending_folders(self) -> set[Path]:
         """Snapshot folders that must stay until they are uploaded."""
@@ -175,7 +164,7 @@ class Uploader:
                 age_seconds=age,
                 failure=self._failure,
                 off=self._off,
-                repo_was_read=self._attempt.repo_was_read,
+                was_read=self._attempt.was_read,
                 sent=self._all_sent,
                 offered=max(self._queued_at, default=None),
             )
@@ -231,8 +220,8 @@ class Uploader:
         upload = self._next()
         flushing = self._flushing
         failure, pause = self._try(upload)
-        while self._hub.notes:
-            if not self._said_before(note := self._hub.notes.pop(0)):
+        while self._store.notes:
+            if not self._said_before(note := self._store.notes.pop(0)):
                 self._notify(note)
         with self._changed:
             self._failure = failure
@@ -260,7 +249,6 @@ class Uploader:
     def _try(self, upload: Upload) -> tuple[UploadFailure | None, float | None]:
         """Upload a snapshot. The failure, if any, and the seconds until the next try, if any."""
         unharmed = f"Training continues; snapshots stay in {upload.folder.parent}"
-        begun = time.monotonic()
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
@@ -284,8 +272,7 @@ class Uploader:
             return UploadFailure.of(error), REPROBE_SECONDS
         except BaseException as error:  # any error at all (hf_xet can panic): none may end the run
             return self._transient(error, unharmed)
-        self._note_uploaded(upload, sent, time.monotonic() - begun)
-        self._attempt.tidy(upload.step)
+        self._note_uploaded(upload, sent)
         return None, None
 
     def _transient(
@@ -301,9 +288,8 @@ class Uploader:
         pause = max(self._longer_delay(), retry_after or 0.0)
         return failure, min(pause, LONGEST_DELAY_SECONDS)
 
-    def _note_uploaded(self, upload: Upload, sent: Transfer, seconds: float) -> None:
+    def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
         with self._changed:
-            self._upload_seconds = seconds
             self._sent += sent
             self._all_sent += sent
             self._warned.clear()
@@ -331,10 +317,7 @@ class Uploader:
             return math.inf
         if self._flushing:
             return 0.0
-        now = time.monotonic()
-        wait = self._last_commit + self._policy.min_interval - now
-        left = self._last_due - now
-        return max(wait, left) if left < (self._upload_seconds or 0.0) else wait
+        return self._last_commit + self._policy.min_interval - time.monotonic()
 
     def _pause(self, seconds: float) -> None:
         """Wait, but only briefly while the end of the run waits."""

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import merge
+from store.bucket import Bucket
 from store.errors import StoreError
-from store.file_system import FileSystem
 from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
 from training.run.same_run import refuse_other_run
@@ -137,12 +138,13 @@ def test_a_folder_in_use_or_not_to_be_written(a_run, begins, refused, tmp_path):
 def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> None:
     """A bucket with a snapshot, or with notes."""
     bucket = hub.create_bucket(name, private)
-    content = FileSystem(f"hf://buckets/{name}", 5.0)
+    content = Bucket(f"hf://buckets/{name}", 5.0)
     files = {"notes.txt": Path(__file__)}
     if snapshot is not None:
         place = f"snapshots/step-00000010-{'a' * 8}"
         files = {f"{place}/{path.name}": path for path in snapshot.iterdir()}
-    content.send(files)
+    for path, source in files.items():
+        content.write(path, BytesIO(source.read_bytes()))
     assert bucket.files
 
 

@@ -21,10 +21,11 @@ from loopback_store import Repo
 from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.run_store import RunStore
+from store.attempt import Card, Policy, UploadTarget
 from store.fetch import read_store
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes, remote_folder
-from store.store import Card, Policy, Store, Transfer, UploadTarget
+from store.store import Head, Store
 from store.uploader import Uploader
 
 REPO = "me/run"
@@ -79,7 +80,7 @@ def uploader(
     policy = Policy(keep, 0.0, private, takeover, milestone_every)
     hub = hub or Hub(REPO, 5.0)
     return Uploader(
-        UploadTarget(hub, policy, run_id, attempt_id, seen, ended, repo_was_read=not unknown)
+        UploadTarget(hub, policy, run_id, attempt_id, seen, ended, was_read=not unknown)
     )
 
 
@@ -100,11 +101,10 @@ class Interrupted(Hub):
         super().__init__(repo_id, 5.0)
         self.then = then
 
-    def upload_contents(self, additions) -> Transfer:
-        transfer = super().upload_contents(additions)
+    def _refuse_moved(self, head: Head) -> None:
         then, self.then = self.then, lambda: None
         then()
-        return transfer
+        super()._refuse_moved(head)
 
 
 def seed(hub: LoopbackHub, *snapshots: Path, repo_id: str = REPO) -> None:

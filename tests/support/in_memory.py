@@ -16,7 +16,7 @@ from store.errors import NoFile, StoreMoved, StoreUnreachable
 from store.files import Files
 from store.hub import Hub
 from store.latest import LATEST, Latest, folders_in, read_latest
-from store.store import BRANCH, RemoteFile, Store, Transfer
+from store.store import BRANCH, Head, RemoteFile, Store, Transfer
 
 NAME = "me/run"
 Content = dict[str, bytes]
@@ -111,25 +111,26 @@ class MemoryRepo(Client, Hub):
 
     def __init__(self, shared: Shared, attempt: str = "") -> None:
         Store.__init__(self, 5.0)
-        self.repo_id, self.shared, self.attempt = NAME, shared, attempt
+        self.repo_id = self.name = NAME
+        self.shared, self.attempt, self._unneeded = shared, attempt, set()
 
     def create(self, private: bool) -> None:
         self.ask(lambda: None)
 
-    def head(self, revision: str = BRANCH) -> tuple[str, bool]:
+    def _commit_of(self, revision: str = BRANCH) -> tuple[str, bool]:
         return self.ask(lambda: (f"{self.seen():040x}", True))
 
-    def files(self, commit: str) -> dict[str, RemoteFile]:
+    def _files(self, commit: str) -> dict[str, RemoteFile]:
         content = self.shared.versions[int(commit, 16)]
         return self.ask(lambda: {path: listed(one, True) for path, one in content.items()})
 
-    def read(self, commit: str, path: str, most: int) -> bytes:
-        return self.ask(lambda: self.shared.versions[int(commit, 16)][path])
+    def read(self, head: Head, path: str, most: int) -> bytes:
+        return self.ask(lambda: self.shared.versions[int(head.token, 16)][path])
 
-    def upload_contents(self, additions) -> Transfer:
+    def _upload_contents(self, additions) -> Transfer:
         return self.ask(Transfer)
 
-    def commit(self, operations, message: str, parent: str) -> str:
+    def _commit(self, operations, message: str, head: Head) -> str:
         add, delete = {}, set()
         for one in operations:
             if isinstance(one, huggingface_hub.CommitOperationAdd):
@@ -140,51 +141,40 @@ class MemoryRepo(Client, Hub):
                 delete.add(one.path_in_repo)
 
         def apply() -> str:
-            if int(parent, 16) != len(self.shared.versions) - 1:
+            if int(head.token, 16) != len(self.shared.versions) - 1:
                 raise StoreMoved("the head has moved", "HTTP 412")
             self.shared.change(self.attempt, add, delete, self.disturbed)
             self.behind = 0
             return f"{len(self.shared.versions) - 1:040x}"
 
+        self._refuse_moved(head)
         return self.ask(apply, writes=True)
 
-    def refs(self) -> dict[str, str]:
-        return {}
+    def _refs(self) -> set[str]:
+        return set()
 
-    def delete_contents(self, digests) -> None:
+    def _delete_contents(self, digests) -> None:
         pass
 
 
 class MemoryFiles(Client, Files):
     """A store of files: each write and each deletion is a version."""
 
-    name = title = NAME
-    key = f"hub.url={NAME}"
+    name, key = NAME, f"hub.url={NAME}"
 
     def __init__(self, shared: Shared, attempt: str = "") -> None:
         super().__init__(5.0)
         self.shared, self.attempt = shared, attempt
 
-    def beside(self, suffix: str) -> str:
-        return NAME + suffix
-
-    def remove(self) -> None:
-        raise NotImplementedError
-
     def create(self, private: bool) -> None:
         self.ask(lambda: None)
 
-    def head(self, revision: str = BRANCH) -> tuple[str, bool]:
-        return "", True
-
-    def files(self, commit: str = "") -> dict[str, RemoteFile]:
+    def list_files(self) -> dict[str, int]:
         return self.ask(
-            lambda: {
-                path: listed(one, False) for path, one in self.shared.versions[self.seen()].items()
-            }
+            lambda: {path: len(one) for path, one in self.shared.versions[self.seen()].items()}
         )
 
-    def read(self, commit: str, path: str, most: int) -> bytes:
+    def read_bytes(self, path: str, start: int, end: int) -> bytes:
         def apply() -> bytes:
             try:
                 return self.shared.versions[self.seen()][path]
@@ -193,33 +183,20 @@ class MemoryFiles(Client, Files):
 
         return self.ask(apply)
 
-    def download_all(self, commit, files, folder, again=False) -> None:
-        raise NotImplementedError
+    def write(self, path: str, source) -> str:
+        content = source.read()
 
-    def send(self, files, replaced=()) -> tuple[dict[str, RemoteFile], Transfer]:
-        sent = {path: source.read_bytes() for path, source in files.items()}
-        self._write(sent, replaced)
-        return {path: listed(content, True) for path, content in sent.items()}, Transfer()
+        def apply() -> None:
+            self.shared.change(self.attempt, {path: content}, set(), self.disturbed)
+            self.behind = 0
 
-    def put(self, files) -> None:
-        self._write(files, files.keys())
+        self.ask(apply, writes=True)
+        return hashlib.sha256(content).hexdigest()
 
-    def _write(self, files, replaced) -> None:
-        for path, content in files.items():
-
-            def apply(path=path, content=content) -> None:
-                assert path in replaced or path not in self.shared.now, path
-                self.shared.change(self.attempt, {path: content}, set(), self.disturbed)
-                self.behind = 0
-
-            self.ask(apply, writes=True)
-
-    def delete(self, paths) -> None:
-        for path in paths:
-            if path in self.shared.now:
-                self.ask(
-                    lambda path=path: self.shared.change(self.attempt, {}, {path}, False), True
-                )
+    def delete(self, path: str) -> None:
+        if path not in self.shared.now:
+            raise NoFile(f"{path} is gone")
+        self.ask(lambda: self.shared.change(self.attempt, {}, {path}, False), True)
 
 
 def listed(content: bytes, with_digest: bool) -> RemoteFile:

@@ -18,8 +18,8 @@ from snapshot.disk.folder import (
     write_json,
 )
 from snapshot.disk.state import read_state
+from store.attempt import Card, Policy, UploadTarget
 from store.hub import Hub
-from store.store import Card, Policy, UploadTarget
 from store.uploader import Uploader
 
 COUNT = 100

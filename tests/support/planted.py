@@ -248,10 +248,12 @@ FAULTS = [
     ),
     Fault(
         "a store's manifest first",
-        "store/files_attempt.py",
-        "        sent, transfer = self._send(contents)",
-        '        self._send({f"{place}/{MANIFEST}": snapshot / MANIFEST})\n'
-        "        sent, transfer = self._send(contents)",
+        "store/files.py",
+        "        sent = {path: self._send(path, one) for path, one in contents.items()}\n",
+        "        for path in [path for path in add if path.endswith(MANIFEST)]:\n"
+        "            self._send(path, add[path])\n"
+        "        self._refuse_moved(head, {})\n"
+        "        sent = {path: self._send(path, one) for path, one in contents.items()}\n",
         ("upload", "killed in an upload", "store"),
         setting=STORE,
     ),

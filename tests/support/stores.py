@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -19,8 +20,8 @@ import pytest
 
 import hubs
 from loopback_hub import LoopbackHub
-from store.file_system import FileSystem
 from store.files import Files
+from store.kinds import open_store
 
 
 class Place(ABC):
@@ -69,7 +70,7 @@ class Folder(Place):
         self.key, self.environment = f"hub.url={self.url}", {}
 
     def open(self, timeout: float = 5.0) -> Files:
-        return FileSystem(self.url, timeout)
+        return open_store(self.url, timeout)
 
     def paths(self) -> list[str]:
         found = sorted(path for path in self.folder.rglob("*") if path.is_file())
@@ -95,7 +96,7 @@ class HubBucket(Place):
         self.environment = hub.environment()
 
     def open(self, timeout: float = 5.0) -> Files:
-        return FileSystem(self.url, timeout)
+        return open_store(self.url, timeout)
 
     def paths(self) -> list[str]:
         return sorted(self.bucket.files)
@@ -104,7 +105,7 @@ class HubBucket(Place):
         return self.bucket.read(path)
 
     def put(self, path: str, content: bytes) -> None:
-        self.open().put({path: content})
+        self.open().write(path, BytesIO(content))
 
     def remove(self, path: str) -> None:
         self.bucket.put(path, None)
@@ -214,7 +215,7 @@ class S3(Place):
         self.server.shutdown()
 
     def open(self, timeout: float = 5.0) -> Files:
-        return FileSystem(self.url, timeout)
+        return open_store(self.url, timeout)
 
     def paths(self) -> list[str]:
         found = self.client.list_objects_v2(Bucket="shared", Prefix="run/").get("Contents", [])

@@ -177,8 +177,6 @@ class Report:
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         seconds_left = (self.console.max_steps - newest.step) * seconds / len(collected)
-        if self.uploads is not None:
-            self.uploads.ends_in(seconds_left)
         self.console.progress(
             newest.step,
             losses[-1],

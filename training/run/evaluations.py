@@ -15,8 +15,8 @@ from snapshot.disk.folder import folder_name, read_json, snapshots_in, write_who
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start
+from store.attempt import Best
 from store.latest import best_in
-from store.store import Best
 from training.distributed.agreement import decided_by_main
 from training.reporting.console import Console
 from training.reporting.metrics import held_out_at

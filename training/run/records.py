@@ -18,15 +18,15 @@ from snapshot.config_values import changed_values
 from snapshot.disk.folder import snapshots_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.start import METRICS, Start
+from snapshot.start import Start
 from store.errors import StoreError
 from store.events import as_text, read_events
-from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
+from store.records import EVENTS, METRICS, fetch_records
 from training.reporting.console import Console
 from training.reporting.events import Events
+from training.reporting.merging import merge_metrics, metrics_up_to
 from training.reporting.metrics import has_step
 from training.reporting.proof import PROOF, read_proof
-from training.reporting.segments import merge_metrics, segments
 
 
 def begin_records(
@@ -78,40 +78,37 @@ def fetch_missing(
 
     What cannot be fetched, or is not valid, costs a warning.
     """
-    run_dir, repo = Path(config.run.dir), start.contents
-    if repo is None or repo.latest is None or repo.latest.run_id != state.run_id:
+    run_dir, contents = Path(config.run.dir), start.contents
+    latest = None if contents is None else contents.latest
+    if contents is None or latest is None or latest.run_id != state.run_id:
         return
     try:
         if has_step(run_dir / METRICS, state.step):
             return
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
-            found = with_retries(lambda: fetch_records(repo, state.step, Path(folder)))
-            merge_metrics(run_dir / METRICS, found.segments, state.step)
-            if found.events is not None:
-                events.merge(found.events.read_bytes())
-        if found.begin > 1:
-            console.warn(
-                f"the metrics of the steps before {found.begin:,} stay in {repo.name}: at "
-                f"most {MOST_METRICS_BYTES >> 20} MB are fetched. The curves of this run begin "
-                "there."
-            )
+            files = with_retries(lambda: fetch_records(contents, Path(folder)))
+            if METRICS in files:
+                merge_metrics(run_dir / METRICS, files[METRICS], state.step)
+            if EVENTS in files:
+                events.merge(files[EVENTS].read_bytes())
     except (SnapshotError, StoreError, ConfigError, OSError) as error:
         console.warn(
-            f"the metrics of earlier steps could not be fetched from {repo.name}: "
+            f"the metrics of earlier steps could not be fetched from {contents.name}: "
             f"{str(error).rstrip('.')}. The curves of this run begin at step {state.step + 1}."
         )
 
 
-def records_for_upload(config: Config) -> Callable[[int, int], tuple[dict[str, bytes], int]]:
-    """What an upload adds of the records: `store.store.UploadTarget.records`."""
+def records_for_upload(config: Config) -> Callable[[int], dict[str, bytes]]:
+    """What an upload adds of the records: `store.attempt.UploadTarget.records`."""
     run_dir = Path(config.run.dir)
 
-    def records(after: int, step: int) -> tuple[dict[str, bytes], int]:
-        files, reached = segments(run_dir / METRICS, after, step)
-        if events := as_text(read_events(run_dir / EVENTS)):
-            files[EVENTS] = events.encode()
-        if not after and (proof := read_proof(run_dir)) is not None:
+    def records(step: int) -> dict[str, bytes]:
+        files = {
+            METRICS: metrics_up_to(run_dir / METRICS, step),
+            EVENTS: as_text(read_events(run_dir / EVENTS)).encode(),
+        }
+        if (proof := read_proof(run_dir)) is not None:
             files[PROOF] = json.dumps(proof, indent=2).encode()
-        return files, reached
+        return {name: content for name, content in files.items() if content}
 
     return records

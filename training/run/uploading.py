@@ -14,11 +14,11 @@ from snapshot.disk.folder import manifest_sha256, snapshot_folders, snapshots_in
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.run_store import RunStore
 from snapshot.start import Start
+from store.attempt import Best, Card, Policy, UploadTarget
 from store.card import card_text
 from store.events import read_events
 from store.kinds import open_store
 from store.records import EVENTS
-from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.curves import CURVES
@@ -154,7 +154,7 @@ def finish_uploads(
             f"local snapshots are in {snapshots_in(Path(config.run.dir))}."
         )
     else:
-        reached = "has nothing yet" if status.repo_was_read else "was never reached"
+        reached = "has nothing yet" if status.was_read else "was never reached"
         then = "uploads it at its next start"
         if status.step is not None:
             reached = f"has step {status.step}, not the newest"

@@ -29,19 +29,17 @@ import runs
 from in_memory import FAULTS, KINDS, Fault, Killed, Shared
 from snapshot.disk.folder import MANIFEST, MANIFEST_FORMAT, folder_name
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState
+from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
 from store.errors import StoreError
 from store.fence import Behind, Fence, Fenced
 from store.fetch import read_store
-from store.files_attempt import FilesAttempt
 from store.latest import LATEST, Latest, folders_in, remote_step
-from store.repo_attempt import RepoAttempt
-from store.store import Card, Policy, Store, Upload, UploadTarget
+from store.store import Store
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
 )
 KEEP, MILESTONE = 2, 40
-ATTEMPTS = {"repo": RepoAttempt, "files": FilesAttempt}
 FOREIGN_IN_FILES = {"snapshots/step-00000010-cafecafe/model.safetensors": b"no manifest"}
 FOREIGN = {"notes.txt": b"mine", "snapshots/notes.txt": b"mine", **FOREIGN_IN_FILES}
 
@@ -52,7 +50,7 @@ class Trainer:
 
     name: str
     client: Store
-    attempt: RepoAttempt | FilesAttempt
+    attempt: Attempt
     step: int
     was_read: bool
     generation: int
@@ -94,8 +92,8 @@ class Attempts(RuleBasedStateMachine):
         known = None if repo is None else repo.latest
         step = 10 * own if repo is None else 0 if known is None else known.step
         policy = Policy(KEEP, 0.0, True, takeover=False, milestone_every=MILESTONE)
-        target = UploadTarget(client, policy, "run", name, known, repo_was_read=repo is not None)
-        attempt = ATTEMPTS[self.kind](client, target, lambda text: None)
+        target = UploadTarget(client, policy, "run", name, known, was_read=repo is not None)
+        attempt = Attempt(target)
         generation = 0 if repo is None else 1 + (0 if known is None else known.generation)
         if reads == "now" and self.shared.written:
             # So the later of two starts owns the run.
@@ -122,11 +120,9 @@ class Attempts(RuleBasedStateMachine):
             one.step += 10
             one.pending = Upload(self.snapshot(one), Card("# card\n"))
         one.client.begin(fault)
-        step = one.pending.step
         try:
             one.attempt.upload(one.pending)
             one.pending = None
-            one.attempt.tidy(step)
         except Fenced:
             one.is_fenced = True
         except Behind:
@@ -191,7 +187,7 @@ class Attempts(RuleBasedStateMachine):
         if left:
             assert newest.attempt_id == left[0].name
         for one in living:  # the others were before it, as far as generations tell
-            assert one.uploads or newest.generation >= one.attempt._fence.generation
+            assert one.uploads or newest.generation >= one.attempt.fence.generation
 
     # What must hold.
 

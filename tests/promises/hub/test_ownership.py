@@ -14,9 +14,9 @@ from many_snapshots import copied
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
+from store.attempt import Best, Card
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes
-from store.store import Best, Card
 from store.uploader import Uploader
 
 pytestmark = pytest.mark.filterwarnings(

@@ -12,8 +12,8 @@ import stores
 from disks import as_anybody
 from loopback_hub import LoopbackHub
 from snapshot.__main__ import main
+from store.attempt import Card, Policy, UploadTarget
 from store.kinds import open_store
-from store.store import Card, Policy, UploadTarget
 from store.uploader import Uploader
 from training.reporting.metrics import as_line
 from training.run.run_dir import RunLock
@@ -39,7 +39,7 @@ def url(request, tmp_path, monkeypatch):
 
 
 def test_the_status_of_a_store(url, finished_run, capsys, monkeypatch):
-    monkeypatch.setattr("store.publish.platform.node", lambda: "my laptop|")
+    monkeypatch.setattr("store.attempt.platform.node", lambda: "my laptop|")
     store = open_store(url, 5.0)
     assert main(["status", url]) == 2
     assert "holds no run. Check the name." in capsys.readouterr().err

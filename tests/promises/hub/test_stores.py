@@ -9,6 +9,7 @@ import random
 import shutil
 from dataclasses import replace
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
+from store.attempt import Best, Card, Policy, UploadTarget
 from store.errors import StoreMissing, StoreRefused, StoreUnreachable
 from store.file_system import FileSystem
 from store.kinds import open_store
-from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 from training.run.uploading import store_of
 
@@ -85,7 +86,7 @@ def uploader(
         replace(POLICY, **policy),
         run_id,
         attempt_id,
-        repo_was_read=was_read,
+        was_read=was_read,
         **more,
     )
     return Uploader(target)
@@ -101,7 +102,7 @@ def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
 def best_known(place: stores.Place) -> tuple[int, float | None]:
     """Step and loss of the best snapshot, as another machine sees it."""
     remote = place.open()
-    latest = remote.latest("", remote.files(""))
+    latest = remote.latest(remote.head())
     return latest.best_step, latest.best_loss
 
 
@@ -151,7 +152,7 @@ def test_pruned_are_all_but_the_newest_milestones_and_the_best(place, snapshot_o
     folders = {path.rpartition("/")[0] for path in place.paths() if "/step-" in path}
     assert len(folders) == 4  # nothing is left of the others
     remote = place.open()
-    latest = remote.latest("", remote.files(""))  # as another machine sees it
+    latest = remote.latest(remote.head())  # as another machine sees it
     assert (latest.step, latest.best_step, latest.best_loss) == (7, 3, 1.0)
     later = uploader(place, attempt_id=SECOND, keep=1, known_latest=latest, was_read=True)
     upload(later, snapshot_of(9))
@@ -183,7 +184,7 @@ def test_the_best_snapshot_is_uploaded_even_after_newer_ones(folder, snapshot_of
     for attempt, steps in ((SECOND, (6, 7)), ("c" * 32, (8,))):
         assert best_known(folder) == (2, 1.0)
         remote = folder.open()
-        known = remote.latest("", remote.files(""))
+        known = remote.latest(remote.head())
         later = uploader(folder, attempt_id=attempt, keep=1, known_latest=known, was_read=True)
         upload(later, *map(snapshot_of, steps))
     assert folder.steps() == [2, 8]
@@ -241,10 +242,10 @@ def test_a_snapshot_that_may_not_be_deleted_keeps_no_other(folder, snapshot_of, 
     """Object Lock and retention rules of a bucket refuse deletions."""
     delete = FileSystem.delete
 
-    def refuse(store, paths):
-        if any("step-00000001-" in path for path in paths):
+    def refuse(store, path):
+        if "step-00000001-" in path:
             raise StoreRefused("the object is locked")
-        delete(store, paths)
+        delete(store, path)
 
     monkeypatch.setattr(FileSystem, "delete", refuse)
     uploads = uploader(folder, keep=1)
@@ -356,7 +357,7 @@ def test_of_two_attempts_of_a_run_the_later_start_owns_the_store(place, snapshot
     first = uploader(place, attempt_id=FIRST, keep=2)
     upload(first, snapshot_of(5))
     remote = place.open()
-    known = remote.latest("", remote.files(""))
+    known = remote.latest(remote.head())
     later = uploader(place, attempt_id=SECOND, keep=2, known_latest=known, was_read=True)
     upload(first, snapshot_of(8))  # as a preempted machine does in its grace time
     upload(later, snapshot_of(7))
@@ -367,7 +368,7 @@ def test_of_two_attempts_of_a_run_the_later_start_owns_the_store(place, snapshot
     assert place.steps() == [5, 7, 8]
     upload(later, *map(snapshot_of, (9, 11)))
     assert place.steps() == [9, 11]
-    latest = remote.latest("", remote.files(""))
+    latest = remote.latest(remote.head())
     assert (latest.attempt_id, latest.generation, latest.step) == (SECOND, 2, 11)
     assert_whole(place)
 
@@ -485,49 +486,28 @@ def test_a_fault_of_a_bucket_of_the_hub_costs_no_snapshot(
 def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch):
     monkeypatch.setattr("store.file_system.BLOCK_BYTES", 5 << 20)
     content = random.Random(1).randbytes(12 << 20)
-    (tmp_path / "large").write_bytes(content)
     store = s3.open(timeout=60.0)  # a part has 5 MiB
     s3.fault("status", "PUT", path="partNumber=2", status="403 Forbidden")
     path = f"{place_of(1)}/model.safetensors"
     with pytest.raises(StoreRefused, match="Check the credentials and their permissions"):
-        store.send({path: tmp_path / "large"})
+        store.write(path, BytesIO(content))
     assert s3.paths() == []
-    sent, transfer = store.send({path: tmp_path / "large"})
+    assert store.write(path, BytesIO(content)) == sha256(content).hexdigest()
     assert s3.read(path) == content
-    assert sent[path].sha256 == sha256(content).hexdigest()
-    assert transfer.bytes_sent == len(content)
-    with pytest.raises(StoreRefused, match="a file that this run did not write"):
-        store.send({path: tmp_path / "large"})
-    store.download_all("", store.files(""), tmp_path / "back")
+    store.fetch(store.head(), [path], tmp_path / "back")
     assert (tmp_path / "back" / path).read_bytes() == content
-
-
-@pytest.mark.parametrize("kind", stores.cases(stores.KINDS))
-def test_a_file_of_somebody_else_is_never_replaced(kind, tmp_path, monkeypatch):
-    path = f"{place_of(1)}/model.safetensors"
-    (tmp_path / "new").write_bytes(b"a run's")
-    with stores.place(kind, tmp_path, monkeypatch) as place:
-        store = place.open()
-        store.create(private=True)
-        place.put(path, b"mine")
-        with pytest.raises(StoreRefused, match="a file that this run did not write"):
-            store.send({path: tmp_path / "new"})
-        assert place.read(path) == b"mine"
-        store.send({path: tmp_path / "new"}, replaced=[path])
-        assert place.read(path) == b"a run's"
 
 
 def test_a_file_that_is_cut_off_on_a_disk_has_no_name(folder, tmp_path, monkeypatch):
     store = folder.open()
     store.create(private=True)
-    (tmp_path / "new").write_bytes(b"x" * 100)
     path = f"{place_of(1)}/manifest.json"
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(StoreRefused, match="has no room left"):
-        store.send({path: tmp_path / "new"})
+        store.write(path, BytesIO(b"x" * 100))
     assert folder.paths() == [part := f"snapshots/.partial-{FIRST[:8]}"]
     monkeypatch.undo()
-    store.send({path: tmp_path / "new"})
+    store.write(path, BytesIO(b"x" * 100))
     assert folder.paths() == [path]
     assert store.foreign_file([part]) is None
 
@@ -624,7 +604,7 @@ def test_killed_while_uploading_the_store_is_whole(
 
 
 def test_a_file_system_says_what_its_names_are():
-    store = FileSystem("memory://shared/run/")
+    store = open_store("memory://shared/run/")
     assert (store.url, store.name, store.key) == (
         "memory://shared/run",
         "memory://shared/run",

@@ -20,9 +20,9 @@ import hubs
 import runs
 from common import hub_client as http
 from loopback_hub import LoopbackHub
-from store.file_system import FileSystem
+from store.attempt import Best
+from store.bucket import Bucket
 from store.hub import Hub
-from store.store import Best
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -104,7 +104,7 @@ def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run
 @pytest.mark.parametrize(
     ("function", "call"),
     [
-        *[(name, 1) for name in ("_next", "_try", "_note_uploaded", "tidy")],
+        *[(name, 1) for name in ("_next", "_try", "_note_uploaded")],
         # Between a commit and its tag. After the first, the repo is no longer nobody's.
         *[("is_milestone", call) for call in (1, 2)],
     ],
@@ -125,7 +125,7 @@ def test_no_request_is_cut_off_when_the_store_is_named_again():
     Hub(hubs.REPO, 5.0)
     client = get_session()
     Hub("me/model", 5.0)
-    FileSystem("hf://buckets/me/run", 5.0)
+    Bucket("hf://buckets/me/run", 5.0)
     assert get_session() is client
     assert not client.is_closed
     assert client.timeout.read == 5.0
@@ -152,19 +152,3 @@ def test_threads_that_open_a_store_at_once_share_one_client(monkeypatch):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(open_store, range(8)))
     assert len(made) == 1
-
-
-def test_no_upload_begins_that_the_last_snapshot_would_wait_for(
-    near_hub, monkeypatch, finished_run
-):
-    near_hub.create(hubs.REPO)
-    uploads = hubs.uploader()
-    monkeypatch.setattr(uploads, "_upload_seconds", 60.0)
-    uploads.ends_in(50.0)
-    early, last = [runs.snapshot(finished_run, step) for step in (20, 30)]
-    uploads.offer(early, hubs.card(early))
-    with pytest.raises(AssertionError, match="not within"):
-        near_hub.wait_for(lambda: hubs.step_of(near_hub), 0.3)
-    uploads.offer(last, hubs.card(last))
-    assert uploads.flush(30)
-    assert [one["step"] for one in hubs.all_latest(near_hub)] == [30]

@@ -7,12 +7,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from store.disk import Disk
 from store.errors import StoreMissing, StoreRefused, StoreUnreachable
-from store.file_system import FileSystem
 
 RUN, FOLDER = "snapshots", "snapshots/step-00000001-aaaaaaaa"
 PATH = f"{FOLDER}/manifest.json"
@@ -28,7 +29,7 @@ def root(tmp_path) -> Path:
 
 
 def listed(root: Path) -> list[str]:
-    return [*FileSystem(f"file://{root}", 5.0).files()]
+    return [*Disk(f"file://{root}", 5.0).head().files]
 
 
 def fails(monkeypatch, name: str, number: int, meets: Callable[[str], bool]) -> None:
@@ -54,7 +55,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(root, monkeypatch, number, p
 def test_a_store_whose_folder_cannot_be_looked_at_is_not_a_new_one(root, monkeypatch):
     fails(monkeypatch, "stat", errno.EIO, lambda path: path == str(root))
     with pytest.raises(StoreUnreachable):
-        FileSystem(f"file://{root}", 5.0).head()
+        Disk(f"file://{root}", 5.0).head()
 
 
 def test_a_run_of_another_user_is_an_error_and_a_folder_of_the_system_is_not(root, monkeypatch):
@@ -84,31 +85,23 @@ def test_links_are_followed_and_a_link_to_nothing_is_an_error(root, tmp_path):
 
 
 def test_a_store_that_is_gone_is_never_created_by_a_write(root, tmp_path):
-    store = FileSystem(f"file://{root}", 5.0)
-    (tmp_path / "new").write_bytes(b"new")
+    store = Disk(f"file://{root}", 5.0)
     shutil.rmtree(root)
-    for request in (
-        store.files,
-        lambda: store.send({PATH: tmp_path / "new"}),
-        lambda: store.put({PATH: b"new"}),
-    ):
+    for request in (store.head, lambda: store.write(PATH, BytesIO(b"new"))):
         with pytest.raises(StoreMissing, match=r"there is no folder .*run\. Mount that disk"):
             request()
     assert not root.exists()
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_latest_json_on_a_full_disk_leaves_the_old_one(root, monkeypatch, has_links):
-    store, before = FileSystem(f"file://{root}", 5.0), listed(root)
-    if not has_links:
-        fails(monkeypatch, "link", errno.EPERM, lambda _: True)
+def test_a_latest_json_on_a_full_disk_leaves_the_old_one(root, monkeypatch):
+    store, before = Disk(f"file://{root}", 5.0), listed(root)
     with monkeypatch.context() as full:
         fails(full, "fsync", errno.ENOSPC, lambda _: True)
         with pytest.raises(StoreRefused, match="no room left"):
-            store.put({"latest.json": b"new"})
+            store.write("latest.json", BytesIO(b"new"))
     assert listed(root) == before
     assert (root / "latest.json").read_bytes() == b"{}"
-    store.put({"latest.json": b"new"})
+    store.write("latest.json", BytesIO(b"new"))
     assert (root / "latest.json").read_bytes() == b"new"
     assert listed(root) == before
 
@@ -116,12 +109,12 @@ def test_a_latest_json_on_a_full_disk_leaves_the_old_one(root, monkeypatch, has_
 def test_small_files_need_no_temporary_folder(root, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/none")
     for content in (b"1", b"2"):
-        FileSystem(f"file://{root}", 5.0).put({"latest.json": content})
+        Disk(f"file://{root}", 5.0).write("latest.json", BytesIO(content))
     assert (root / "latest.json").read_bytes() == b"2"
 
 
 def test_files_of_file_managers_are_nobody_s(root):
-    store = FileSystem(f"file://{root}", 5.0)
+    store = Disk(f"file://{root}", 5.0)
     names = (".DS_Store", "Thumbs.db", "._latest.json", ".nfs00000001", ".partial-0123abcd")
     assert store.foreign_file([*names, *(f"{FOLDER}/{name}" for name in names[:4])]) is None
     assert store.foreign_file(["DS_Store"]) == "DS_Store"

@@ -18,8 +18,8 @@ from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
 from snapshot.run_store import RunStore
 from snapshot.start import Start, choose_start, newest_of_disk_and_store
+from store.disk import Disk
 from store.fetch import INFERENCE, fetch_newest, read_store
-from store.file_system import FileSystem
 from store.hub import Hub
 from training.run.uploading import begin_uploads
 
@@ -44,7 +44,7 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
     near_hub, finished_run, tmp_path, request, kind
 ):
     newest = runs.snapshot(finished_run, 30)
-    remote = FileSystem(f"file://{tmp_path}/shared", 5.0)
+    remote = Disk(f"file://{tmp_path}/shared", 5.0)
     if kind == "a repo":
         remote = Hub(hubs.REPO, 5.0)
         hubs.seed(near_hub, newest)

@@ -12,7 +12,7 @@ from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
-from store.file_system import FileSystem
+from store.disk import Disk
 from store.hub import Hub
 from store.store import Store
 
@@ -34,20 +34,20 @@ def pruned_meanwhile(near_hub, finished_run, monkeypatch):
         run_id = read_state(snapshots[0]).run_id
         uploads = hubs.uploader(store, run_id=run_id, attempt_id="a" * 32, keep=keep)
         waiting = snapshots[1 : 1 + times]
-        download = type(store).download_all
+        download = type(store).fetch
 
         def upload(snapshot) -> None:
             uploads.offer(snapshot, hubs.card(snapshot))
             assert uploads.flush(30), uploads.status()
 
-        def download_late(self, commit, files, *rest):
-            if waiting and "model.safetensors" in str(files):
+        def download_late(self, head, paths, *rest):
+            if waiting and "model.safetensors" in str(paths):
                 upload(waiting.pop(0))
-            return download(self, commit, files, *rest)
+            return download(self, head, paths, *rest)
 
         upload(snapshots[0])
         monkeypatch.setattr("snapshot.__main__.compare_logits", lambda *_: "", raising=False)
-        monkeypatch.setattr(type(store), "download_all", download_late)
+        monkeypatch.setattr(type(store), "fetch", download_late)
 
     return begin
 
@@ -85,7 +85,7 @@ def of_named(tmp_path, store) -> int:
 def test_a_pruned_snapshot_has_a_successor_to_download(
     near_hub, pruned_meanwhile, tmp_path, is_repo, read, capsys
 ):
-    folder = FileSystem(f"file://{tmp_path}/shared", 5.0)
+    folder = Disk(f"file://{tmp_path}/shared", 5.0)
     store = Hub(hubs.REPO, 5.0) if is_repo else folder
     pruned_meanwhile(store)
     assert read(tmp_path, RunStore(store, private=True, takeover=False)) == 20

@@ -6,7 +6,7 @@ import shutil
 import time
 
 import pytest
-from huggingface_hub import CommitOperationAdd, constants, scan_cache_dir
+from huggingface_hub import constants, scan_cache_dir
 
 import hubs
 import runs
@@ -18,11 +18,12 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.source import find
 from snapshot.start import Start, choose_start, newest_of_disk_and_store
+from store.attempt import Card
 from store.errors import StoreError, StoreUnreachable
 from store.events import read_events
 from store.fetch import INFERENCE, fetch, fetch_newest, read_store
 from store.hub import Hub
-from store.store import Card
+from store.store import Addition
 from training.reporting.console import Console
 from training.reporting.events import Events
 from training.run.uploading import begin_uploads
@@ -177,8 +178,9 @@ def test_a_server_that_is_down_is_not_taken_for_one_without_xet(hub, finished_ru
     hub.create(hubs.REPO)
     hub.fault("xet-write-token", "status", status=status, times=None)
     weights = runs.snapshot(finished_run, 20) / "model.safetensors"
+    store = Hub(hubs.REPO)
     with pytest.raises(StoreError, match=f"storage .*HTTP {status}"):
-        Hub(hubs.REPO).upload_contents([CommitOperationAdd("model.safetensors", weights)])
+        store.publish(store.head(), {weights.name: Addition(weights)}, (), "")
 
 
 @pytest.mark.parametrize("hub", [Deviations(no_deletion=True)], indirect=True)

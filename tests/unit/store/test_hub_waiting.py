@@ -28,7 +28,7 @@ def behind(near_hub, finished_run, tmp_path):
     """A run at step 10 on this disk, and at step 30 in its repo."""
     hubs.seed(near_hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 30))
     lines = (finished_run / "metrics.jsonl").read_bytes()
-    near_hub.commit_files(hubs.REPO, {"metrics/from-00000001.jsonl": lines})
+    near_hub.commit_files(hubs.REPO, {"metrics.jsonl": lines})
     run_dir = tmp_path / "run"
     shutil.copytree(runs.snapshot(finished_run, 10), runs.snapshot(run_dir, 10))
     return run_dir

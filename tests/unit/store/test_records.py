@@ -1,28 +1,25 @@
-"""The records of a run travel: metrics in segments, and events. They are untrusted when fetched."""
+"""The records of a run travel: metrics and events. They are untrusted when fetched."""
 
 from __future__ import annotations
 
 import json
 import re
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import hubs
 import runs
 from config.compose import load_config
+from config.schema import ConfigError
 from snapshot.errors import SnapshotError
 from store.events import LONGEST_TEXT, MOST_EVENTS, Event, as_text, parse_events, read_events
 from store.fetch import read_store
-from store.latest import Latest
-from store.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
+from store.records import EVENTS, LARGEST_BYTES, METRICS, fetch_records
 from training.reporting.events import Events
+from training.reporting.merging import merge_metrics, metrics_up_to
 from training.reporting.metrics import read_metrics
-from training.reporting.segments import MOST_SEGMENTS, merge_metrics, segments
-from training.run.records import fetch_missing
 
 GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}
 
@@ -44,38 +41,16 @@ def places(path: Path) -> list[tuple[int, str]]:
     return [(record["step"], record["event"]) for record in read_metrics(path)]
 
 
-def test_an_upload_has_the_newest_segment_the_first_has_all(tmp_path):
-    path = history(tmp_path / "metrics.jsonl", 1, 25_100)
-    files, reached = segments(path, 0, 25_000)
-    names = [f"metrics/from-{first:08d}.jsonl" for first in (1, 10_001, 20_001)]
-    assert (list(files), reached) == (names, 25_000)
-    lines = [json.loads(line) for content in files.values() for line in content.splitlines()]
-    assert lines == [record for record in read_metrics(path) if record["step"] <= 25_000]
-    assert list(segments(path, 25_000, 25_100)[0]) == names[2:]
-    # The evaluation of a segment's last step may be newer than its upload.
-    assert list(segments(path, 10_000, 10_250)[0]) == names[:2]
-    assert segments(tmp_path / "none", 0, 10) == ({}, 0)
-
-
-def test_a_long_run_that_uploads_late_sends_segments_in_turns(tmp_path):
-    last = (MOST_SEGMENTS + 3) * SEGMENT_STEPS
-    path = history(tmp_path / "metrics.jsonl", 1, last, eval_every=last)
-    sent, reached = {}, 0
-    for _ in range(2):
-        files, reached = segments(path, reached, last)
-        assert len(files) <= MOST_SEGMENTS
-        assert f"metrics/from-{last - SEGMENT_STEPS + 1:08d}.jsonl" in files
-        sent |= files
-    assert reached == last
-    assert b"".join(content for _, content in sorted(sent.items())) == path.read_bytes()
-
-
-def test_segments_of_another_run_or_of_later_steps_are_deleted():
-    paths = [f"metrics/from-{first:08d}.jsonl" for first in (1, 10_001, 20_001)] + ["config.json"]
-    now, other = (Latest(run, "a", 1, 15_000, "", "") for run in ("one", "other"))
-    assert replaced_segments(paths, [], now, now) == paths[2:3]
-    assert replaced_segments(paths, paths[:1], now, other) == paths[1:3]
-    assert replaced_segments(paths, paths[:1], now, None) == paths[1:3]
+def test_an_upload_has_the_metrics_up_to_its_step(tmp_path, monkeypatch):
+    path = history(tmp_path / "metrics.jsonl", 1, 510)
+    content = metrics_up_to(path, 500)
+    assert path.read_bytes().startswith(content)
+    lines = list(map(json.loads, content.splitlines()))
+    assert lines == [record for record in read_metrics(path) if record["step"] <= 500]
+    assert metrics_up_to(tmp_path / "none", 10) == b""
+    monkeypatch.setitem(LARGEST_BYTES, METRICS, 1000)
+    with pytest.raises(ConfigError, match="over the limit of an upload"):
+        metrics_up_to(path, 500)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +60,7 @@ def test_segments_of_another_run_or_of_later_steps_are_deleted():
 def test_fetched_metrics_fill_what_this_disk_lacks(tmp_path, here, there):
     path = history(tmp_path / "metrics.jsonl", *here, eval_every=10, loss=1.0)
     fetched = history(tmp_path / "fetched", *there, eval_every=10, loss=2.0)
-    merge_metrics(path, [fetched], 30)
+    merge_metrics(path, fetched, 30)
     whole = history(tmp_path / "whole", 1, 30, eval_every=10)
     assert places(path) == places(whole)
     own = range(here[0], here[1] + 1)
@@ -103,7 +78,7 @@ def test_a_step_evaluated_again_after_its_sample_is_merged_once(tmp_path):
     path.write_bytes(b"".join([*others, sample, evaluation]))
     fetched = tmp_path / "fetched"
     fetched.write_bytes(path.read_bytes())
-    merge_metrics(path, [fetched], 30)
+    merge_metrics(path, fetched, 30)
     assert path.read_bytes() == fetched.read_bytes()
 
 
@@ -136,7 +111,7 @@ def test_fetched_metrics_are_untrusted_input(tmp_path, line):
     fetched = tmp_path / "fetched"
     fetched.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     with pytest.raises(SnapshotError, match=r"not one of metrics|twice"):
-        merge_metrics(path, [fetched], 30)
+        merge_metrics(path, fetched, 30)
     assert path.read_bytes() == before
     assert sorted(found.name for found in tmp_path.iterdir()) == ["fetched", "metrics.jsonl"]
 
@@ -144,7 +119,7 @@ def test_fetched_metrics_are_untrusted_input(tmp_path, line):
 def test_fetched_control_characters_reach_no_terminal(tmp_path):
     fetched = tmp_path / "fetched"
     fetched.write_text(json.dumps({**GOOD, "hub_error": "\x1b[2J"}) + "\n")
-    merge_metrics(tmp_path / "metrics.jsonl", [fetched], 30)
+    merge_metrics(tmp_path / "metrics.jsonl", fetched, 30)
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["hub_error"] == r"\x1b[2J"
 
 
@@ -220,49 +195,20 @@ def test_fetched_events_are_untrusted_input(tmp_path):
     assert len(parse_events(b"\n".join([hostile] * (MOST_EVENTS + 10)))) == MOST_EVENTS
 
 
-def test_records_that_are_not_as_the_repo_lists_them_are_refused(hub, tmp_path, monkeypatch):
+def test_records_that_are_too_large_are_refused(hub, tmp_path, monkeypatch):
     hubs.lead_here(hub, monkeypatch)
     hub.create(hubs.REPO)
-    path, line = "metrics/from-00000001.jsonl", json.dumps(GOOD).encode() + b"\n"
-    hub.commit_files(hubs.REPO, {path: line, EVENTS: b"{}\n"})
-    repo = read_store(hubs.store().store)
-    found = fetch_records(repo, 5, tmp_path / "a")
-    assert [one.read_bytes() for one in found.segments] == [line]
-    assert found.events is not None
-    hub.fault("resolve-get", "corrupted")
-    with pytest.raises(SnapshotError, match="was damaged on its way"):
-        fetch_records(repo, 5, tmp_path / "b")
-    hub.commit_files(hubs.REPO, {path: b"\n" * (17 << 20)})
-    with pytest.raises(SnapshotError, match="has 17,825,792 bytes"):
-        fetch_records(read_store(hubs.store().store), 5, tmp_path / "c")
-
-
-def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path, monkeypatch):
-    near_hub.create(hubs.REPO)
-    content = history(tmp_path / "metrics.jsonl", 1, 60_000, eval_every=10_000).read_bytes()
-    lines = content.splitlines(keepends=True)
-    cut = range(0, len(lines), SEGMENT_STEPS + 2)  # an evaluation and a sample in each segment
-    for number, at in enumerate(cut):
-        path = f"metrics/from-{number * SEGMENT_STEPS + 1:08d}.jsonl"
-        near_hub.commit_files(hubs.REPO, {path: b"".join(lines[at : at + SEGMENT_STEPS + 2])})
-    monkeypatch.setattr("store.records.MOST_METRICS_BYTES", 1 << 20, raising=False)
-    config = load_config([*small, f"run.dir={tmp_path / 'run'}"])
-    (tmp_path / "run" / "snapshots").mkdir(parents=True)
-    described = Latest("run", "a", 1, 60_000, "", "")
-    repo = replace(read_store(hubs.store().store), latest=described)
-    said: list[str] = []
-    state = SimpleNamespace(step=60_000, run_id="run")
-    fetch_missing(
-        SimpleNamespace(warn=said.append),
-        Events(tmp_path / "events.jsonl", "a" * 32),
-        config,
-        SimpleNamespace(contents=repo),
-        state,
-    )
-    steps = [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")]
-    assert (steps[0], steps[-1]) == (40_001, 60_000)
-    (warning,) = said
-    assert warning.startswith(f"the metrics of the steps before 40,001 stay in {repo.name}: ")
+    line = json.dumps(GOOD).encode() + b"\n"
+    hub.commit_files(hubs.REPO, {METRICS: line, EVENTS: b"{}\n"})
+    contents = read_store(hubs.store().store)
+    fetched = fetch_records(contents, tmp_path / "a")
+    assert {name: path.read_bytes() for name, path in fetched.items()} == {
+        METRICS: line,
+        EVENTS: b"{}\n",
+    }
+    monkeypatch.setitem(LARGEST_BYTES, METRICS, 10)
+    with pytest.raises(SnapshotError, match=f"metrics.jsonl of me/run@.* has {len(line)} bytes"):
+        fetch_records(contents, tmp_path / "b")
 
 
 def test_a_growing_file_costs_the_same_at_any_length(tmp_path):
@@ -294,7 +240,7 @@ def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
     words = hubs.words(tmp_path / "a")
     begun = runs.train(*small, *words, "train.max_steps=10", **hub.environment())
     assert begun.returncode == 0, begun.stderr
-    hub.commit_files(hubs.REPO, {"metrics/from-00000001.jsonl": b"{}\n"})
+    hub.commit_files(hubs.REPO, {METRICS: b"{}\n"})
     there = hubs.words(tmp_path / "b", "run.name=a", "train.max_steps=20")
     result = runs.train(*small, *there, **hub.environment())
     assert result.returncode == 0, result.stderr
@@ -323,7 +269,7 @@ def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
     assert "3 attempts, 1 kind of machine, 0 warnings" in card
     assert re.search(r"\| speed \| [\d.]+k? tokens/s, on 1 process, CPU", card)
     assert parse_events(repo.read(repo.head, EVENTS)) == events
-    content = repo.read(repo.head, "metrics/from-00000001.jsonl")
+    content = repo.read(repo.head, METRICS)
     assert content == (tmp_path / "a" / "metrics.jsonl").read_bytes()
     assert str(tmp_path) not in card
     assert str(tmp_path).encode() not in repo.read(repo.head, EVENTS)

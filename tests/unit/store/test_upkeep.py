@@ -17,9 +17,9 @@ from many_snapshots import copied
 from snapshot.disk.folder import read_json
 from snapshot.disk.state import read_state
 from snapshot.start import METRICS
+from store.attempt import Best, Card
 from store.fetch import read_store
 from store.hub import Hub
-from store.store import Best, Card
 from store.uploader import Uploader
 from training.reporting.metrics import read_metrics
 
@@ -156,14 +156,14 @@ def test_nothing_is_deleted_when_another_attempt_committed(near_hub, snapshot_of
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
     upload(uploads, snapshot_of(1))
-    commit = Hub.commit
+    commit = Hub._commit
 
     def followed(self, *arguments):
         made = commit(self, *arguments)
         near_hub.commit_files(hubs.REPO, {"notes.txt": b"by somebody else"})
         return made
 
-    monkeypatch.setattr(Hub, "commit", followed)
+    monkeypatch.setattr(Hub, "_commit", followed)
     upload(uploads, snapshot_of(2))
     assert near_hub.count("lfs-delete") == 0
 

@@ -50,12 +50,12 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
             "me/run has nothing yet: the Hub answers",
         ),
         (
-            UploadStatus(None, None, HTTP_503, off=False, repo_was_read=False),
+            UploadStatus(None, None, HTTP_503, off=False, was_read=False),
             "hub not reached yet, last error: HTTP 503",
             "me/run was never reached: the Hub answers HTTP 503: maintenance. The same command",
         ),
         (
-            UploadStatus(None, None, None, off=False, repo_was_read=False),
+            UploadStatus(None, None, None, off=False, was_read=False),
             "hub not reached yet",
             "me/run was never reached. The same command",
         ),

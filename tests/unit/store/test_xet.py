@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from huggingface_hub import CommitOperationAdd
 from huggingface_hub.utils._xet import abort_xet_session
 
 import hubs
@@ -19,7 +18,7 @@ from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
 from store.errors import NoFile, StoreRefused, StoreUnreachable
 from store.hub import Hub
-from store.store import Transfer
+from store.store import Addition, Head
 
 TIMEOUT_SECONDS = 1.0
 
@@ -44,26 +43,17 @@ def weights(path: Path, size: int, seed: int = 0) -> Path:
     return path
 
 
-def added(*files: Path) -> list[CommitOperationAdd]:
-    return [CommitOperationAdd(f"{file.name}.safetensors", str(file)) for file in files]
-
-
-def upload(remote: Hub, *files: Path) -> Transfer:
-    return remote.upload_contents(added(*files))
-
-
-def committed(remote: Hub, *files: Path) -> str:
-    """The commit of files that are uploaded."""
-    additions = added(*files)
-    remote.upload_contents(additions)
-    return remote.commit(additions, "files", remote.head()[0])
+def upload(remote: Hub, *files: Path) -> Head:
+    """What the repo holds when files have been published."""
+    add = {f"{file.name}.safetensors": Addition(file) for file in files}
+    return remote.publish(remote.head(), add, (), "files")[0]
 
 
 def test_what_is_uploaded_comes_back_byte_for_byte(hub, remote, tmp_path):
     files = [weights(tmp_path / f"{seed}", 1_000_000 + 4 * seed, seed) for seed in range(3)]
-    commit = committed(remote, *files)
+    head = upload(remote, *files)
     assert hub.count("xorb") > 0
-    remote.download_all(commit, remote.files(commit), tmp_path / "back")
+    remote.fetch(head, head.files, tmp_path / "back")
     for file in files:
         assert (tmp_path / "back" / f"{file.name}.safetensors").read_bytes() == file.read_bytes()
     assert hub.count("reconstruction") > 0
@@ -71,12 +61,12 @@ def test_what_is_uploaded_comes_back_byte_for_byte(hub, remote, tmp_path):
 
 def test_a_file_at_two_paths_is_uploaded_once(hub, remote, tmp_path):
     file = weights(tmp_path / "file", 400_000)
-    additions = [CommitOperationAdd(name, str(file)) for name in ("a.safetensors", "b.safetensors")]
-    sent = remote.upload_contents(additions)
+    add = {name: Addition(file) for name in ("a.safetensors", "b.safetensors")}
+    head, sent = remote.publish(remote.head(), add, (), "two")
     assert sent.bytes_sent == 400_000
     assert hub.count("shard") == 1
-    commit = remote.commit(additions, "two", remote.head()[0])
-    assert len({found.sha256 for found in remote.files(commit).values() if found.sha256}) == 1
+    assert len({file.sha256 for file in head.files.values() if file.sha256}) == 1
+    assert head.files == remote.head().files
 
 
 @pytest.mark.parametrize("endpoint", ["xorb", "shard"])
@@ -90,10 +80,10 @@ def test_an_upload_that_hangs_ends_at_its_deadline(hub, remote, tmp_path, endpoi
 
 
 def test_a_download_that_hangs_ends_at_its_deadline(hub, remote, tmp_path):
-    commit = committed(remote, weights(tmp_path / "file", 400_000))
+    head = upload(remote, weights(tmp_path / "file", 400_000))
     hub.fault("xorb-get", "hang", times=None)
     with pytest.raises(StoreUnreachable, match="has not ended within 3 seconds"):
-        remote.download_all(commit, remote.files(commit), tmp_path / "back")
+        remote.fetch(head, head.files, tmp_path / "back")
 
 
 @pytest.mark.thorough
@@ -130,20 +120,20 @@ def test_each_answer_of_the_storage_has_a_kind(hub, tmp_path, status, kind, mess
 
 
 def test_a_content_that_the_storage_has_lost_is_named(hub, remote, tmp_path):
-    commit = committed(remote, weights(tmp_path / "file", 400_000))
+    head = upload(remote, weights(tmp_path / "file", 400_000))
     hub.fault("reconstruction", "status", status=404, times=None)
     with pytest.raises(NoFile, match="its content is lost"):
-        remote.download_all(commit, remote.files(commit), tmp_path / "back")
+        remote.fetch(head, head.files, tmp_path / "back")
 
 
 @pytest.mark.filterwarnings("ignore:Not enough free disk space")
 def test_errors_of_the_disk_are_none_of_the_hub(hub, remote, tmp_path):
-    commit = committed(remote, weights(tmp_path / "file", 2_000_000))
+    head = upload(remote, weights(tmp_path / "file", 2_000_000))
     with (
         mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk", 1)),
         pytest.raises(OSError, match="No space left on device"),
     ):
-        remote.download_all(commit, remote.files(commit), tmp_path / "disk")
+        remote.fetch(head, head.files, tmp_path / "disk")
 
 
 def test_its_threads_are_of_low_priority_and_take_no_signals(hub, remote, tmp_path):

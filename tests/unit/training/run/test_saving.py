@@ -23,7 +23,7 @@ from small_snapshots import state_at
 from snapshot.disk.folder import verify
 from snapshot.disk.tensors import Part
 from snapshot.start import Start
-from store.store import Best
+from store.attempt import Best
 from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.reporting.console import Console

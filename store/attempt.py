@@ -1,0 +1,376 @@
+"""The uploads of one attempt to a store: whether it may, what it adds, and what it deletes.
+
+snapshots/step-00001000-3f2a1b2c/...    the newest snapshots, with their attempt's id
+latest.json                             the newest step, run, attempt, generation
+metrics.jsonl events.jsonl              the run's records (store/records.py)
+
+And in a repo, whose top people look at:
+
+config.json model.safetensors tokenizer*.json    the newest one again, for from_pretrained
+README.md curves.png                             the model card
+
+Anybody may put other files there, even into the folder of a snapshot: an upload deletes only what
+the manifest of a snapshot names.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.tokenizer import TOKENIZER_FILES
+from data.tokenizer_files import GENERATION
+from snapshot.disk.folder import (
+    MANIFEST,
+    entries_in,
+    folder_name,
+    manifest_sha256,
+    parse_json,
+    step_of,
+    verify,
+)
+from snapshot.disk.model import ADAPTER_CONFIG, CONFIG
+from snapshot.disk.state import STATE
+from snapshot.errors import SnapshotError
+from store.errors import NoRevision, StoreError, StoreMoved, StoreRefused
+from store.fence import Fence, Fenced
+from store.fetch import read_store
+from store.latest import (
+    LATEST,
+    Latest,
+    attempt_in,
+    folders_in,
+    latest_as_bytes,
+    machine_name,
+    remote_folder,
+    remote_step,
+    snapshot_folders,
+    utc,
+)
+from store.store import LARGEST_MANIFEST_BYTES, Addition, Head, RemoteFile, Store, Transfer
+
+CARD, CURVES = "README.md", "curves.png"
+CONFIGS = (CONFIG, ADAPTER_CONFIG, GENERATION)
+PARTS = r"(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+WEIGHTS = re.compile(rf"(adapter_)?model{PARTS}")
+OPTIMIZER = re.compile(rf"optimizer{PARTS}")
+Entries = Mapping[str, tuple[int, str]]
+"""Of a manifest: size and SHA-256 by file name."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The keys `hub.*` of the configuration that decide how snapshots are uploaded."""
+
+    keep: int
+    min_interval: float
+    private: bool
+    takeover: bool
+    milestone_every: int | None = None
+    """Steps between snapshots that are all uploaded, and stay."""
+
+    def is_milestone(self, step: int) -> bool:
+        """Whether the snapshot of a step is uploaded in any case, and stays."""
+        return self.milestone_every is not None and step % self.milestone_every == 0
+
+
+@dataclass(frozen=True)
+class Card:
+    """The model card: README.md, and the loss curves as a PNG, if there are any."""
+
+    text: str
+    curves: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The snapshot with the lowest held-out loss."""
+
+    step: int
+    loss: float
+    folder: Path | None
+    """None if only the store has it."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A snapshot to upload."""
+
+    folder: Path
+    card: Card
+    best: Best | None = None
+    """The snapshot with the lowest held-out loss so far, if that is kept."""
+
+    @property
+    def step(self) -> int:
+        return step_of(self.folder)
+
+
+@dataclass(frozen=True)
+class UploadTarget:
+    """The store that an attempt uploads to, and what is known about it at the start."""
+
+    store: Store
+    policy: Policy
+    run_id: str
+    attempt_id: str
+    known_latest: Latest | None = None
+    """The newest snapshot at the start; None if there was none, or the store was not read."""
+    ended_attempts: Collection[str] = ()
+    """Earlier attempts of this run that are known to be over."""
+    records: Callable[[int], dict[str, bytes]] = lambda step: {}
+    """The run's records of the steps up to one, by path in the store. May raise OSError and
+    ValueError."""
+    was_read: bool = True
+    """False if the store could not be reached at the start; it may not even exist."""
+    said_before: Callable[[str], bool] = lambda text: False
+    """Whether an earlier attempt has said this about the server."""
+
+
+class Attempt:
+    """Uploads the snapshots of one attempt, one at a time. Not thread-safe."""
+
+    def __init__(self, target: UploadTarget) -> None:
+        self._target, self._store, self._policy = target, target.store, target.policy
+        self._run_id, self._attempt_id = target.run_id, target.attempt_id
+        self._over = {attempt[:8] for attempt in target.ended_attempts}
+        self.fence = Fence(
+            target.store.name,
+            target.run_id,
+            target.attempt_id,
+            target.known_latest,
+            target.was_read,
+            target.policy.takeover,
+        )
+        """Which other attempts this one gives way to."""
+        self.was_read = target.was_read
+        """Whether the store has been read at least once."""
+        self._head: Head | None = None
+        """What our last upload left; None while it is unknown whether that is the newest."""
+        self._latest: Latest | None = None
+        """The `latest.json` of our last upload."""
+        self._manifests: dict[tuple[str, RemoteFile], Entries] = {}
+        """What has been read, by path and listed file."""
+
+    def upload(self, upload: Upload) -> Transfer:
+        """Publish a snapshot, unless the store has it; returns what was sent.
+
+        Raises Fenced and Behind as `Fence.check` does, StoreError, SnapshotError if the files on
+        disk have changed, and OSError if the folder no longer exists.
+        """
+        head, self._head = self._head, None  # after an error the outcome is unknown
+        try:
+            self._head, transfer = self._upload(upload, head)
+        except NoRevision as error:  # a replica that lags, or a repo that was created anew
+            raise StoreMoved(str(error), "moved on") from error
+        self.fence.has_uploaded = True
+        if self._policy.is_milestone(upload.step):
+            with suppress(StoreError):  # the snapshot stays in any case
+                self._store.tag(folder_name(upload.step), self._head)
+        return transfer
+
+    def _upload(self, upload: Upload, ours: Head | None) -> tuple[Head, Transfer]:
+        if not self.was_read:
+            self._store.create(self._policy.private)
+            if refusal := read_store(self._store).refusal():
+                raise Fenced(refusal)
+            self.was_read = True
+        head, before = self._look(upload.step, ours)
+        latest = self._latest_for(upload, before)
+        if latest.is_same_upload(before):  # it succeeded earlier, and its answer was lost
+            self._latest = before
+            return head, Transfer()
+        add = self._additions(upload, latest, head)
+        delete = self._deletions(latest, before, head, add)
+        head, transfer = self._store.publish(head, add, delete, f"Snapshot of step {latest.step}")
+        self._latest = latest
+        return head, transfer
+
+    def _look(self, step: int, ours: Head | None) -> tuple[Head, Latest | None]:
+        """What to build on with a snapshot of that step, and its `latest.json`.
+
+        Raises Fenced or Behind if another attempt owns the store.
+        """
+        head = self._store.head(known=ours)
+        if self._policy.private and not head.private:
+            raise StoreRefused(
+                f"{self._store.name} is public now, and hub.private=true. Make it private, or "
+                "start with hub.private=false."
+            )
+        if head is ours:
+            return head, self._latest
+        latest = self._store.latest_during_run(head)
+        if self.fence.is_stale(latest, self._latest):
+            # A repo's own commit is known to be there. Files are as they are: an attempt that was
+            # fenced may have written latest.json after us.
+            return (ours or head) if self._store.has_commits else head, self._latest
+        self.fence.check(latest, step)
+        return head, latest
+
+    def _latest_for(self, upload: Upload, before: Latest | None) -> Latest:
+        """`latest.json` on top of `before`. Raises OSError if the snapshot no longer exists."""
+        best_step, best_loss = 0, None
+        if upload.best is not None:
+            best_step, best_loss = upload.best.step, upload.best.loss
+        elif before is not None and before.run_id == self._run_id:
+            best_step, best_loss = before.best_step, before.best_loss
+        return Latest(
+            run_id=self._run_id,
+            attempt_id=self._attempt_id,
+            generation=self.fence.generation,
+            step=upload.step,
+            folder=remote_folder(upload.folder.name, self._attempt_id),
+            manifest_sha256=manifest_sha256(upload.folder),
+            machine=machine_name(platform.node()),
+            time=utc(),
+            best_step=best_step,
+            best_loss=best_loss,
+        )
+
+    # What is added.
+
+    def _additions(self, upload: Upload, latest: Latest, head: Head) -> dict[str, Addition]:
+        """Contents, records, manifests, and `latest.json` at last."""
+        add, manifests = self._snapshot_files(upload.folder)
+        if best := self._best_to_add(upload, head):
+            for_best, its_manifest = self._snapshot_files(best)
+            add, manifests = for_best | add, its_manifest | manifests
+        if self._store.has_commits:
+            add |= {
+                path.name: Addition(path)
+                for path in sorted(upload.folder.iterdir())
+                if path.name in (*CONFIGS, *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
+            }
+            add[CARD] = Addition(upload.card.text.encode())
+            if upload.card.curves is not None:
+                add[CURVES] = Addition(upload.card.curves)
+        try:
+            records = self._target.records(upload.step)
+        except (OSError, ValueError) as error:  # they never delay a snapshot
+            self._store.note(f"metrics are not uploaded: {str(error).rstrip('.')}.")
+            records = {}
+        add |= {path: Addition(content) for path, content in records.items()}
+        return {**add, **manifests, LATEST: Addition(latest_as_bytes(latest))}
+
+    def _snapshot_files(self, folder: Path) -> tuple[dict[str, Addition], dict[str, Addition]]:
+        """The contents of a snapshot, and its manifest. What is compared is what is sent."""
+        place, manifest = remote_folder(folder.name, self._attempt_id), folder / MANIFEST
+        content = manifest.read_bytes()
+        entries = entries_in(parse_json(content, str(manifest)), str(folder))
+        contents = {
+            f"{place}/{name}": Addition(folder / name, digest)
+            for name, (_, digest) in sorted(entries.items())
+        }
+        return contents, {f"{place}/{MANIFEST}": Addition(content)}
+
+    def _best_to_add(self, upload: Upload, head: Head) -> Path | None:
+        """The folder of the best snapshot, unless it is among those of the store, or damaged."""
+        best = upload.best
+        if best is None or best.folder is None or best.step == upload.step:
+            return None
+        if best.step in map(remote_step, folders_in(head.files)):
+            return None
+        try:
+            verify(best.folder)
+        except SnapshotError as error:
+            self._store.note(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
+            return None
+        return best.folder
+
+    # What is deleted.
+
+    def _deletions(
+        self, latest: Latest, before: Latest | None, head: Head, add: Collection[str]
+    ) -> list[str]:
+        """The files of snapshots that do not stay, of each the manifest first."""
+        paths: list[str] = []
+        for folder in folders_to_delete(head.files, latest, before, self._policy):
+            paths += self._files_of(folder, head)
+        if self._store.has_commits:
+            paths += self._weights_in_another_split(before, head, add)
+        else:
+            paths += self._cut_off(latest, head)
+        return [path for path in paths if path not in add]
+
+    def _files_of(self, folder: str, head: Head) -> list[str]:
+        """The manifest of a snapshot, and the files that it names, as far as they are those."""
+        entries = self._entries(folder, head)
+        names = {f"{folder}/{name}": entry for name, entry in entries.items()}
+        files = [path for path in names if _is_as_named(head.files.get(path), names[path])]
+        return [f"{folder}/{MANIFEST}", *sorted(files)] if entries else []
+
+    def _entries(self, folder: str, head: Head) -> Entries:
+        """The manifest of a folder; empty without a valid one. Raises StoreError and OSError."""
+        path = f"{folder}/{MANIFEST}"
+        file = head.files.get(path)
+        if file is None or file.size > LARGEST_MANIFEST_BYTES:
+            return {}
+        if (path, file) not in self._manifests:
+            content = self._store.read(head, path, file.size)
+            entries: Entries = {}
+            with suppress(SnapshotError):  # somebody else's
+                entries = entries_in(parse_json(content, path), path)
+            self._manifests[path, file] = entries
+        return self._manifests[path, file]
+
+    def _weights_in_another_split(
+        self, before: Latest | None, head: Head, add: Collection[str]
+    ) -> list[str]:
+        """Weights at the top that are those of the snapshot before, and are not replaced."""
+        left = [path for path in head.files if WEIGHTS.fullmatch(path) and path not in add]
+        if before is None or not left:
+            return []
+        entries = self._entries(before.folder, head)
+        return [path for path in left if _is_as_named(head.files[path], entries.get(path))]
+
+    def _cut_off(self, latest: Latest, head: Head) -> list[str]:
+        """What uploads have left that were cut off: ours, and those of attempts that are over."""
+        half = snapshot_folders(head.files) - set(folders_in(head.files)) - {latest.folder}
+        over = {*self._over, self._attempt_id[:8]}
+        return [
+            path
+            for path in head.files
+            if (folder := path.rpartition("/")[0]) in half
+            and attempt_in(folder) in over
+            and is_written(path.rpartition("/")[2])
+        ]
+
+
+def folders_to_delete(
+    paths: Collection[str], latest: Latest, before: Latest | None, policy: Policy
+) -> list[str]:
+    """Folders of whole snapshots beyond the newest `policy.keep`, of which `latest` is one.
+
+    Milestones, the best and snapshots of later steps stay: another attempt took these. All stay if
+    there was no latest.json to tell which run they belong to, and none of another run that was
+    taken over.
+    """
+    others = [folder for folder in folders_in(paths) if folder != latest.folder]
+    if before is None:
+        return []
+    if before.run_id != latest.run_id:
+        return others
+    old = [folder for folder in others if remote_step(folder) <= latest.step][policy.keep - 1 :]
+    return [
+        folder
+        for folder in old
+        if not policy.is_milestone(step := remote_step(folder)) and step != latest.best_step
+    ]
+
+
+def _is_as_named(file: RemoteFile | None, entry: tuple[int, str] | None) -> bool:
+    """Whether a file is the one that a manifest names, as far as the listing tells."""
+    if file is None or entry is None:
+        return False
+    size, digest = entry
+    return file.size == size and file.sha256 in (digest, None)
+
+
+def is_written(name: str) -> bool:
+    """Whether a run writes files of that name to a snapshot: all else there is somebody's."""
+    weights = WEIGHTS.fullmatch(name) or OPTIMIZER.fullmatch(name)
+    return bool(weights) or name in (*CONFIGS, *TOKENIZER_FILES, STATE)
