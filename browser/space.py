@@ -18,13 +18,10 @@ from huggingface_hub import (
 from huggingface_hub.hf_api import RepoFile
 
 from common.hub_client import hub_api
-from data.subwords import tokenizer_of
-from data.tokenizer import refuse_larger_than
-from data.tokenizer_files import GENERATION
 from snapshot.config_values import value_of
 from snapshot.disk.folder import atomic_folder, visible
 from snapshot.errors import SnapshotError
-from snapshot.named_model import PIECE_BYTES, NamedModel, find_model, write_model
+from snapshot.named_model import NamedModel, find_model, write_model
 from snapshot.source import TIMEOUT_SECONDS
 from store.errors import translate_errors
 from store.kinds import NAMED_REPO, named_repo
@@ -85,12 +82,7 @@ def _write_space(folder: Path, named: NamedModel, source: str) -> None:
     """Write the program, what it needs, the card, and the model as transformers loads it."""
     model = folder / MODEL
     model.mkdir()
-    tokenizer = tokenizer_of(named.folder)
-    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
-    tokenizer.save(model)
-    if (generation := named.folder / GENERATION).exists():
-        shutil.copyfile(generation, model / GENERATION)
-    write_model(named, named.load(), model, PIECE_BYTES)
+    write_model(named, model)
     shutil.copyfile(APP, folder / APP.name)
     (folder / "requirements.txt").write_text(REQUIREMENTS)
     (folder / "README.md").write_text(_card(named, source), encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from model.families import ARCHITECTURES
 from model.family import ModelConfig
 from snapshot.disk.folder import (
     expanded,
-    names_in,
     readable,
     snapshot_folders,
     snapshots_in,
@@ -40,8 +39,7 @@ from snapshot.disk.model import (
     read_config,
 )
 from snapshot.errors import SnapshotError
-from snapshot.source import Source, find
-from store.errors import StoreError, StoreUnreachable
+from snapshot.source import Source, find, naming
 from store.fetch import (
     INFERENCE,
     SMALL,
@@ -49,7 +47,6 @@ from store.fetch import (
     Fetched,
     download,
     fetch,
-    fetch_newest,
     read_store,
     twice,
 )
@@ -80,20 +77,14 @@ class Base:
     """The folder, or the store and its commit or snapshot."""
     folder: Path
     """Where config.json and the tokenizer lie, and the weights once they are there."""
+    place: str = ""
+    """The name by which another machine finds the same; empty for a folder."""
     published: tuple[str, str | None] | None = None
-    """How adapters name it: a repo and its commit, or a URL; None for a folder."""
+    """How adapters name it: a repo and its commit, or `place`; None for a folder."""
     download: Callable[[], object] = lambda: None
     """Downloads the weights and verifies them."""
     of_text: Mapping[str, Any] = field(default_factory=dict)
     """What is null in a config.json without a vocabulary: that, the context, the end of a text."""
-
-    @property
-    def place(self) -> str:
-        """The name by which other machines open the same."""
-        if self.published is None:
-            return self.name
-        name, commit = self.published
-        return name if commit is None else f"{PREFIX}{name}@{commit}"
 
     def on_text(self, vocabulary: int, context: int, end_of_text: int | None = None) -> Base:
         """The model for a text, whose sizes it has where its config.json leaves them open: null."""
@@ -158,22 +149,13 @@ def open_tokenizer(value: str, timeout: float) -> Path:
     named = f"data.tokenizer={value}"
     with naming(named):
         source = find(value, timeout, any_model=True)
-        if source.contents is None:
-            return source.fetch().path if source.is_run else Path(source.name)
-        return _fetch_small(named, source.contents, TOKENIZER_FILES[0]).path
-
-
-@contextmanager
-def naming(named: str) -> Iterator[None]:
-    """Name the key and the value in errors; those of a store that last are user errors."""
-    try:
-        yield
-    except StoreUnreachable as error:
-        raise StoreUnreachable(f"{named}: {error}") from error
-    except (StoreError, SnapshotError) as error:
-        if str(error).startswith(named):
-            raise
-        raise SnapshotError(f"{named}: {str(error).rstrip('.')}.") from error
+        if source.is_run:
+            return source.fetch(wanted=SMALL).path
+        if (contents := source.contents) is None:
+            return Path(source.name)
+        if TOKENIZER_FILES[0] not in contents.files:
+            raise SnapshotError(lacks_file(named, contents.store.name, contents.files))
+        return _fetch_small(named, contents)
 
 
 def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
@@ -181,52 +163,43 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
 
     Raises SnapshotError for what is no model, StoreError for a failed download.
     """
-    if source.path is not None:
-        path = source.fetch().path if source.is_run else source.path
-        names = [file.name for file in path.iterdir()] if path.is_dir() else []
-        _refuse_part(named, names)
-        if not (path / CONFIG).is_file():
-            what = "it is neither a model nor a run with snapshots"
-            raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the path.")
-        if with_weights:
-            _refuse_without_safetensors(named, names)
-        return Base(named, str(path), path)
-    assert source.contents is not None
-    files, store = source.contents.files, source.contents.store
-    _refuse_part(named, files)
-    if with_weights and CONFIG in files:
-        _refuse_without_safetensors(named, files)
-    found = _fetch_small(named, source.contents, CONFIG)
-    contents = found.contents or source.contents
-    if found.folder:  # a snapshot of a run
-        _refuse_part(named, names_in(found.path))
-        name = f"{store.url}@{found.folder}"
-        work = partial(fetch, contents, found.folder, None, INFERENCE)
-        return Base(named, name, found.path, (name, None), work)
-    weights = {name: files[name].sha256 for name in files if WEIGHTS.fullmatch(name)}
-    work = partial(twice, partial(download, contents, weights if with_weights else {}))
-    commit = contents.commit
-    published = store.name, commit
-    return Base(named, f"{store.name}@{commit[:12]}", found.path, published, work)
+    found = Fetched(source.path or Path(), source.contents)
+    if source.is_run:
+        found = source.fetch(wanted=SMALL)
+    folder, contents = found.path, found.contents
+    names = set(contents.files) if contents is not None and not source.is_run else _names(folder)
+    _refuse_part(named, names)
+    if CONFIG not in names:
+        what = "it is neither a model nor a run with snapshots"
+        raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the name.")
+    if with_weights and not source.is_run:
+        _refuse_without_safetensors(named, names)
+    if contents is None:
+        return Base(named, str(folder), folder)
+    work: Callable[[], object] = partial(fetch, contents, found.folder, None, INFERENCE)
+    if not source.is_run:
+        folder = _fetch_small(named, contents)
+        weights = {name: contents.files[name].sha256 for name in names if WEIGHTS.fullmatch(name)}
+        work = partial(twice, partial(download, contents, weights))
+    place, name, commit = contents.pinned(found.folder), contents.store.name, contents.commit
+    if not place.endswith(f"@{commit}"):  # it is one snapshot of several
+        return Base(named, place, folder, place, (place, None), work)
+    return Base(named, f"{name}@{commit[:12]}", folder, place, (name, commit), work)
 
 
-def _fetch_small(named: str, contents: Contents, needed: str) -> Fetched:
-    """Download configuration and tokenizer, as far as there are any: of a model at the top, or of a
-    snapshot.
-    """
-    files = contents.files
-    if needed not in files and contents.folders():
-        return fetch_newest(contents, wanted=SMALL)
-    if needed not in files:
-        if needed == TOKENIZER_FILES[0]:
-            raise SnapshotError(lacks_file(named, contents.store.name, files))
-        raise SnapshotError(f"{named} has no {needed}.")
-    names = sorted(filter(SMALL_FILE.fullmatch, files))
+def _names(path: Path) -> set[str]:
+    with readable(path):
+        return {file.name for file in path.iterdir()} if path.is_dir() else set()
+
+
+def _fetch_small(named: str, contents: Contents) -> Path:
+    """Download configuration and tokenizer, as far as there are any; their folder."""
+    names = sorted(filter(SMALL_FILE.fullmatch, contents.files))
     for name in names:
-        if files[name].size > LARGEST_SMALL_BYTES:
-            size = f"{files[name].size:,} bytes, over the limit of {LARGEST_SMALL_BYTES:,}"
-            raise SnapshotError(f"{named}: {name} has {size}.")
-    return Fetched(with_retries(lambda: download(contents, dict.fromkeys(names))), contents)
+        if (size := contents.files[name].size) > LARGEST_SMALL_BYTES:
+            limit = f"over the limit of {LARGEST_SMALL_BYTES:,}"
+            raise SnapshotError(f"{named}: {name} has {size:,} bytes, {limit}.")
+    return with_retries(lambda: download(contents, dict.fromkeys(names)))
 
 
 def _refuse_part(named: str, names: Collection[str]) -> None:
@@ -306,7 +279,9 @@ def open_base_of(
         if revision is not None:
             contents = with_retries(lambda: read_store(Hub(adapters.base, timeout), revision))
             return base_of(key, Source(label, contents=contents))
-        if instead is not None and label.startswith(f"{instead}@"):  # only what the user names
+        # An address is only opened if the user gives it, too.
+        given = (instead or "").removeprefix(PREFIX)
+        if given and f"{label}@".removeprefix(PREFIX).startswith(f"{given}@"):
             return base_of(key, find(label, timeout))
     fault = "is not there" if other is None else f"is not what is in {other}"
     raise SnapshotError(

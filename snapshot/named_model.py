@@ -7,7 +7,8 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.tokenizer import TOKENIZER_FILES
+from data.subwords import tokenizer_of
+from data.tokenizer import refuse_larger_than
 from data.tokenizer_files import GENERATION
 from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
@@ -93,7 +94,12 @@ def find_model(name: str, base: str | None = None) -> NamedModel:
         is_ours = source.is_run or (path / MANIFEST).exists() or not (path / CONFIG).exists()
     else:
         is_ours = source.is_run
-    named = _of_run(source) if is_ours else _of_base(base_of(f"model={name}", source))
+    if is_ours:
+        named = _of_run(source)
+    else:
+        found = base_of(f"model={name}", source)
+        sizes = found.config(dropout=0.0, activation_checkpointing=False)
+        named = NamedModel(found.name, found.folder, sizes, base=found)
     if base is not None and named.adapters is None:
         raise SnapshotError(f"--base {base}: {named.name} holds its own weights. Leave it out.")
     return replace(named, base_name=base)
@@ -101,19 +107,12 @@ def find_model(name: str, base: str | None = None) -> NamedModel:
 
 def _of_run(source: Source) -> NamedModel:
     found = source.fetch(wanted=INFERENCE)
-    sizes, adapters = model_config(*read_config(found.path)), read_adapters(found.path)
+    folder, name = found.path, found.name
+    sizes, adapters = model_config(*read_config(folder)), read_adapters(folder)
     if adapters is not None:
         sizes = replace(sizes, lora=adapters.lora)
-    name = str(found.path)
-    if found.contents is not None:
-        name = f"{found.contents.name}, {found.path.name}"
-    state = read_state(found.path)
-    return NamedModel(name, found.path, sizes, state, source.path is None, adapters=adapters)
-
-
-def _of_base(base: Base) -> NamedModel:
-    sizes = base.config(dropout=0.0, activation_checkpointing=False)
-    return NamedModel(base.name, base.folder, sizes, base=base)
+    is_remote = found.contents is not None
+    return NamedModel(name, folder, sizes, read_state(folder), is_remote, adapters=adapters)
 
 
 def merge(source: str, folder: Path, base: str | None = None) -> NamedModel:
@@ -128,24 +127,27 @@ def merge(source: str, folder: Path, base: str | None = None) -> NamedModel:
         raise SnapshotError(f"{named.name} is whole already: transformers loads it as it is.")
     if os.path.lexists(folder):
         raise SnapshotError(f"{folder} exists. Name a new folder.")
-    model = named.load()
     with atomic_folder(folder.parent, folder.name) as building:
-        write_model(named, model, building, PIECE_BYTES)
-        for name in (*TOKENIZER_FILES, GENERATION):
-            if name != GENERATION or (named.folder / name).exists():
-                shutil.copyfile(named.folder / name, building / name)
+        write_model(named, building)
     return named
 
 
-def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_bytes: int) -> None:
-    """Write the weights of a loaded model in float32, in files of such a size, and its config.
+def write_model(named: NamedModel, folder: Path) -> None:
+    """Write a model as transformers loads it, in float32, with its tokenizer.
 
-    Adapters are merged into the model. Raises OSError if the folder cannot be written.
+    Adapters are merged into it. Raises SnapshotError and DataError for what cannot be loaded,
+    StoreError for a failed download, and OSError if the folder cannot be written.
     """
+    tokenizer = tokenizer_of(named.folder)
+    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
+    tokenizer.save(folder)
+    if (generation := named.folder / GENERATION).exists():
+        shutil.copyfile(generation, folder / GENERATION)
+    model = named.load()
     if named.adapters is not None:
         merge_adapters(model)
     entries = entries_of_weights(model.layout(), WHOLE)
-    planned = plan_files(shapes_of(entries), WHOLE, piece_bytes)
+    planned = plan_files(shapes_of(entries), WHOLE, PIECE_BYTES)
     create_files(folder, WHOLE, planned)
     with TensorFiles(folder, planned) as files:
         for part in (part for entry in entries for part in entry.parts()):

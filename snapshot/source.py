@@ -8,6 +8,8 @@ the folder that `python -m snapshot list` prints name one of its snapshots.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from snapshot.disk.folder import (
     snapshots_in,
     visible,
 )
-from snapshot.errors import SnapshotError
+from snapshot.errors import DiskFault, OtherRun, SnapshotError
+from store.errors import StoreError, StoreUnreachable
 from store.fetch import (
     ALL,
     Contents,
@@ -93,6 +96,26 @@ def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -
         )
     contents = with_retries(lambda: read_store(*place))
     return Source(contents.name, contents=contents)
+
+
+@contextmanager
+def naming(named: str, remedy: str = "") -> Iterator[None]:
+    """Begin errors with what was named; those of a store that last are user errors.
+
+    They end with `remedy`.
+    """
+    try:
+        yield
+    except (OtherRun, DiskFault):
+        raise
+    except StoreUnreachable as error:
+        raise StoreUnreachable(
+            f"{named}: {str(error).rstrip('.')}. Start again when the Hub can be reached."
+        ) from error
+    except (StoreError, SnapshotError) as error:
+        if str(error).startswith(named):
+            raise
+        raise SnapshotError(f"{named}: {str(error).rstrip('.')}.{remedy}") from error
 
 
 def newest_snapshot(path: Path) -> Path:

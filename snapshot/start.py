@@ -21,10 +21,10 @@ from snapshot.disk.folder import (
     snapshots_in,
 )
 from snapshot.disk.state import RunState, read_state
-from snapshot.errors import DiskFault, OtherRun, SnapshotError
+from snapshot.errors import DiskFault, SnapshotError
 from snapshot.run_store import RunStore, contents_at_start, with_newest
-from snapshot.source import find
-from store.errors import StoreError, StoreUnreachable
+from snapshot.source import find, naming
+from store.errors import StoreError
 from store.fetch import ALL, PARTIAL, Contents, NoneWhole, StateCheck, fetch_newest
 from store.latest import Latest
 
@@ -228,20 +228,9 @@ def _also_in_store(local: Start, contents: Contents, root: Path) -> Start:
 def _named(
     resume: str, root: Path, timeout: float, refuse: StateCheck, wanted: re.Pattern[str]
 ) -> Start:
-    try:
+    remedy = " Name a snapshot that is whole, a run's folder, or its repo."
+    with naming(f"snapshot.resume={resume}", remedy):
         found = find(resume, timeout).fetch(root / ORIGIN, wanted, refuse)
-    except (OtherRun, DiskFault):
-        raise
-    except StoreUnreachable as error:
-        raise StoreUnreachable(
-            f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when the Hub can "
-            "be reached."
-        ) from error
-    except (SnapshotError, StoreError) as error:
-        raise SnapshotError(
-            f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "
-            "a run's folder, or its repo."
-        ) from error
     state = read_state(found.path)
     where, remote = f"{found.path}", None
     if found.contents is not None:

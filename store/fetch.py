@@ -73,8 +73,9 @@ class Contents:
         return f"{self.store.name}@{self.commit[:8]}".rstrip("@")
 
     def pinned(self, folder: str) -> str:
-        """A name by which any machine finds one of its snapshots, of this commit."""
-        return f"{self.store.url}@{self.commit or folder}"
+        """A name by which any machine finds this snapshot: by its commit, or by its folder."""
+        by_commit = self.commit and self.revision != folder
+        return f"{self.store.url}@{self.commit if by_commit else folder}"
 
     @property
     def lack(self) -> str:

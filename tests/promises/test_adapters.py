@@ -23,6 +23,7 @@ from snapshot.disk.model import read_adapters
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
+from store.kinds import open_store
 
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
 SHAPES = {
@@ -211,6 +212,25 @@ def test_a_run_of_adapters_resumes_from_its_repo_and_base(small, llama, hub, tmp
     assert "config.json" not in files
     result = runs.run(runs.command(hubs.REPO, "--length", "9", script="sample.py"), **there)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.thorough
+def test_a_base_in_a_store_of_files_is_pinned_to_its_snapshot(small, finished_run, tmp_path):
+    """The run that it belongs to trains on meanwhile."""
+    store, home = open_store(f"file://{tmp_path}/store", 5.0), {"HF_HOME": str(tmp_path / "home")}
+    hubs.upload(store, runs.snapshot(finished_run, 20))
+    command = words(small, store.url, *LORA, f"run.dir={tmp_path / 'run'}")
+    result = runs.train(*command, "train.max_steps=10", **home)
+    assert result.returncode == 0, result.stderr
+    hubs.upload(store, runs.snapshot(finished_run, 30))
+    result = runs.train(*command, **home)
+    assert result.returncode == 0, result.stderr
+    pinned = f"{store.url}@{hubs.folder_of(runs.snapshot(finished_run, 20))}"
+    assert read_adapters(runs.snapshot(tmp_path / "run", 20)).base == pinned
+    sample = runs.command(str(tmp_path / "run"), "--length", "9", script="sample.py")
+    unnamed = runs.run(sample, **home)  # an address in a snapshot is not opened
+    assert "Name the folder that it is in now" in unnamed.stderr
+    assert runs.run([*sample, "--base", store.url], **home).returncode == 0
 
 
 @pytest.mark.thorough

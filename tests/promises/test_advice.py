@@ -106,10 +106,10 @@ def test_of_two_runs_at_one_repo(in_repo, a_run, finished_run, begins, refused, 
     (other / "state.json").write_text(state.replace(run_id, "f" * 32))
     seal(other)
     said = refused("run.name=other", HERE)
-    assert "name another repo, or replace what this one holds with hub.takeover=true" in said
+    assert "name another store, or replace what this one holds with hub.takeover=true" in said
     assert begins("run.name=other", THERE).state.run_id == "f" * 32
     assert begins("run.name=other", HERE, "hub.takeover=true").state.run_id == "f" * 32
-    assert "to continue the run in the repo, give another run.name" in said
+    assert "to continue the run in the store, give another run.name" in said
     assert begins("run.name=third", HERE).state.run_id == run_id
 
 
@@ -127,7 +127,7 @@ def test_no_whole_snapshot_in_the_repo(near_hub, a_run, finished_run, begins, re
     (copy / "optimizer.safetensors").write_bytes(b"damaged")
     hubs.put(near_hub, copy, 10, run=read_state(copy).run_id)
     said = refused("run.name=new", HERE)
-    assert "Start again in another repo." in said
+    assert "Start again in another store." in said
     assert begins("run.name=new", THERE).folder is None
 
 

@@ -153,10 +153,10 @@ def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> No
 def test_a_bucket_of_another_run(near_hub, a_run, begins, refused, finished_run, tmp_path):
     in_bucket(near_hub, "me/run", of_another_run(finished_run, tmp_path / "other"))
     said = refused("run.name=mine", BUCKET)
-    assert "name another repo, or replace what this one holds with hub.takeover=true" in said
+    assert "name another store, or replace what this one holds with hub.takeover=true" in said
     assert begins("run.name=mine", "hub.url=hf://buckets/me/other") == 30
     assert begins("run.name=mine", BUCKET, "hub.takeover=true") == 30
-    assert "to continue the run in the repo, give another run.name" in said
+    assert "to continue the run in the store, give another run.name" in said
     assert begins("run.name=third", BUCKET) == 10
     named = "snapshot.resume=hf://buckets/me/run"
     assert begins("run.name=fifth", "hub.url=hf://buckets/me/fifth", named) == 10

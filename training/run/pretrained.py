@@ -100,7 +100,9 @@ def find_pretrained(
         base = Base(f"{key}={value}", value, start.folder)
     else:
         found = run_on_main(accelerator, lambda: _open(config))
-        where = decided_by_main(accelerator, lambda: None if found is None else found.place)
+        where = decided_by_main(
+            accelerator, lambda: None if found is None else found.place or found.name
+        )
         base = local_main_first(accelerator, lambda: found or _open(config, where))
     if config.data.documents == MASKED:
         sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
@@ -196,8 +198,8 @@ class PretrainedModel:
         folder, content = self.base.folder, model.config.config_json()
         self._base_config = content
         self._base_digest = run_on_main(self._accelerator, lambda: digest_of(folder))
-        name, commit = self.base.published or (self._name_of(folder), None)
-        return Adapters(lora, name, commit, content.get("model_type") == GPT2)
+        name, commit = self.base.published or (str(folder.absolute()), None)
+        return Adapters(lora, self._public(name), commit, content.get("model_type") == GPT2)
 
     def _find_base(self, lora: Lora, place: Path, state: RunState) -> Adapters:
         """Find the base of the adapters in a snapshot, whose weights `load` reads."""
@@ -211,13 +213,13 @@ class PretrainedModel:
             return found.fetch_weights(here)
 
         self._weights = local_main_first(self._accelerator, find)
-        name = held.base if held.revision is not None else self._name_of(self._weights)
-        return replace(held, lora=lora, base=name)
+        is_folder = held.revision is None and "://" not in held.base
+        name = str(self._weights.absolute()) if is_folder else held.base
+        return replace(held, lora=lora, base=self._public(name))
 
-    def _name_of(self, folder: Path) -> str:
-        """A base's folder as snapshots name it; others may read those that are uploaded."""
-        path = str(folder.absolute())
-        return path if self._config.hub.store_url is None else public_name(path)
+    def _public(self, name: str) -> str:
+        """The name of a base in snapshots; others may read those that are uploaded."""
+        return name if self._config.hub.store_url is None else public_name(name)
 
     def note_base(self, state: RunState) -> None:
         """Have the run's state say what the base of its adapters is."""
