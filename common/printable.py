@@ -1,4 +1,4 @@
-"""Text made safe to show: without control characters, and URLs without secrets."""
+"""Text made fit to show: errors in a line, no control characters, URLs without secrets."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def printable(text: str, multiline: bool = False) -> str:
 
 def _is_unsafe(char: str) -> bool:
     return char in REORDERING or unicodedata.category(char) in UNSAFE
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error without a full stop; of one without a message its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def redact_urls(text: str) -> str:

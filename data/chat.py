@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.printable import reason_of
 from data.errors import DataError
 from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
 from data.pieces import utf8_bytes
@@ -174,8 +175,7 @@ class ChatTemplate:
                 **self.tokenizer.special_tokens,
             )
         except Exception as error:  # templates and jinja raise errors of any type
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ChatError(f"the chat template refuses it: {reason:.200}") from error
+            raise ChatError(f"the chat template refuses it: {reason_of(error):.200}") from error
         return Rendered(texts[0], [tuple(span) for span in spans[0]] if track else [])
 
     def with_spans(self, conversation: Conversation) -> Rendered:

@@ -50,8 +50,3 @@ def cache_error(cache_dir: Path, error: OSError) -> DataError:
     else:
         remedy = "Name another folder, which you may read and write."
     return DataError(f"data.cache_dir={cache_dir} cannot be used: {reason}. {remedy}")
-
-
-def reason_of(error: Exception) -> str:
-    """The first line of an error, without a full stop."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

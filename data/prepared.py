@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.printable import reason_of
 from data.documents import Documents
-from data.errors import reason_of
 from data.progress import Progress
 from data.round_trip import NEGLIGIBLE, RoundTrip, lost_in_words
 from data.subwords import load_tokenizer

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from common.printable import reason_of
 from data.errors import DataError
 from data.pieces import Chunk
 from data.round_trip import unknown_id
@@ -310,8 +311,8 @@ def _parsed(content: bytes, where: str) -> RustTokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is not an Exception
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise DataError(f"{where}: its tokenizer.json cannot be read: {reason}") from error
+        reason = reason_of(error)
+        raise DataError(f"{where}: its tokenizer.json cannot be read: {reason:.200}") from error
 
 
 def train_bpe(size: int, chunks: Iterable[Chunk], characters: int) -> SubwordTokenizer:

@@ -20,8 +20,9 @@ from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
 from common.failures import Unanswered, failure_of
+from common.printable import reason_of
 from common.shared_files import digest_of, keep, kept
-from data.errors import DataError, reason_of
+from data.errors import DataError
 from data.progress import Progress
 from data.reading.access import OID, Access
 from data.reading.content import suffixes

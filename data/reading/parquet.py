@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from data.errors import BrokenText, reason_of
+from common.printable import reason_of
+from data.errors import BrokenText
 from data.reading.groups import Group
 from data.reading.table import FileRange, Row, Table
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+from common.printable import reason_of
 from data.columns import TextColumn
-from data.errors import BadRow, BrokenText, DataError, reason_of
+from data.errors import BadRow, BrokenText, DataError
 from data.reading.access import Access
 from data.reading.formats import format_of, reader_of
 from data.reading.groups import Group, GroupText, Listing

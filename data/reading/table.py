@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, Protocol
 
+from common.printable import reason_of
 from common.shared_files import digest_of, keep, kept
 from data.columns import TextColumn
-from data.errors import BadRow, BrokenText, reason_of
+from data.errors import BadRow, BrokenText
 from data.reading.access import Access
 from data.reading.content import (
     BROKEN_COMPRESSION,

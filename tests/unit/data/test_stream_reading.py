@@ -245,7 +245,7 @@ UNLISTED = {
     "an empty folder": (lambda folder: folder, "names no table. Check the name"),
     "no protocol": (
         lambda folder: "nonesuch://a/b.parquet",
-        "cannot be opened: Protocol not known",
+        "cannot be read: Protocol not known",
     ),
     "nothing in a store": (lambda folder: "memory://none/a.parquet", "does not exist"),
     "nothing of a pattern": (lambda folder: "memory://none/*.parquet", "names no table"),
