@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,17 +33,8 @@ class UploadFailure:
     """The complete message, for a warning and for the metrics."""
     short: str
     """One or two words, for the progress line."""
-    lasting: bool = False
-    """Whether it persists until somebody changes something."""
     is_behind: bool = False
     """Whether another attempt of the run has uploaded a later step."""
-
-    @classmethod
-    def of(cls, error: BaseException) -> UploadFailure:
-        """The failure that an error of any kind is."""
-        if isinstance(error, StoreError):
-            return cls(str(error), error.short, isinstance(error, StoreRefused))
-        return cls(repr(error), type(error).__name__)
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,8 @@ class Uploader:
         self._in_flight: Upload | None = None
         self._flush_ends = math.inf
         """When the end of the run stops waiting for uploads; infinite before."""
-        self._refused_while_flushing = False
+        self._is_last_try = self._refused_while_flushing = False
+        """Whether the newest try began in a flush, and whether it was refused."""
         self._off = False
         self._failure: UploadFailure | None = None
         self._delay = FIRST_DELAY_SECONDS
@@ -208,85 +201,78 @@ class Uploader:
         return self._flush_ends < math.inf
 
     def _work(self) -> None:
-        """Upload until this attempt is fenced. No error ends the thread: it is for the next try."""
+        """Upload until this attempt is fenced."""
         while not self._off:
-            try:
-                self._work_once()
-            except BaseException as error:
-                self._note_unexpected(error)
+            with suppress(BaseException):  # any at all (hf_xet can panic): none may end the thread
+                try:
+                    failure = self._upload_next()
+                except BaseException as error:
+                    self._try_later(error)
+                else:
+                    self._end_upload(failure)
 
-    def _work_once(self) -> None:
-        """Wait for a snapshot, and try to upload it."""
-        upload = self._next()
-        flushing = self._flushing
-        failure, pause = self._try(upload)
-        while self._store.notes:
-            if not self._said_before(note := self._store.notes.pop(0)):
-                self._notify(note)
+    def _end_upload(self, failure: UploadFailure | None) -> None:
+        """The snapshot is uploaded, or will not be."""
         with self._changed:
-            self._failure = failure
-            self._refused_while_flushing = flushing and failure is not None and failure.lasting
-            if pause is None:
-                self._in_flight, self._delay = None, FIRST_DELAY_SECONDS
+            self._failure, self._in_flight = failure, None
+            self._refused_while_flushing, self._delay = False, FIRST_DELAY_SECONDS
             self._changed.notify_all()
-        if pause is not None:
-            self._pause(pause)
 
-    def _note_unexpected(self, error: BaseException) -> None:
-        """Report an error that no other place handles, once, and wait before the next try."""
-        with self._changed:
-            self._failure = failure = UploadFailure.of(error)
-        self._warn_once(
-            failure.short, f"uploads wait: {error!r}. Training continues; retries continue."
-        )
-        self._pause(self._longer_delay())
+    def _upload_next(self) -> UploadFailure | None:
+        """Wait for a snapshot and upload it; why it will not be uploaded, if so.
 
-    def _longer_delay(self) -> float:
-        """The delay after a transient failure; twice as long each time."""
-        delay, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY_SECONDS)
-        return delay * JITTER.uniform(0.5, 1.5)
-
-    def _try(self, upload: Upload) -> tuple[UploadFailure | None, float | None]:
-        """Upload a snapshot. The failure, if any, and the seconds until the next try, if any."""
-        unharmed = f"Training continues; snapshots stay in {upload.folder.parent}"
+        Raises any error after which it is tried again.
+        """
+        upload = self._next()
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
             self._stop(str(error))
-            return UploadFailure(str(error), "another uploads"), None
+            return UploadFailure(str(error), "another uploads")
         except Behind as error:
             with self._changed:
                 self._step = error.step
-            self._warn_once("behind", f"{error}. {unharmed}.")
-            return UploadFailure(str(error), "another is ahead", is_behind=True), None
+            self._warn_once("behind", f"{error}. {_unharmed(upload)}.")
+            return UploadFailure(str(error), "another is ahead", is_behind=True)
         except (SnapshotError, OSError) as error:
             if not is_about_snapshot(error, upload.folder):
-                return self._transient(error, unharmed)
-            self._notify(
-                f"step {upload.step} is not uploaded: {error}. The next snapshot is tried."
-            )
-            return UploadFailure(str(error), f"step {upload.step} not readable"), None
-        except StoreRefused as error:
-            retries = f"the upload is tried every {REPROBE_SECONDS / 60:.0f} minutes"
-            self._warn_once(error.short, f"uploads wait: {error} {unharmed}, and {retries}.")
-            return UploadFailure.of(error), REPROBE_SECONDS
-        except BaseException as error:  # any error at all (hf_xet can panic): none may end the run
-            return self._transient(error, unharmed)
+                raise
+            text = f"step {upload.step} is not uploaded: {error}. The next snapshot is tried."
+            self._notify(text)
+            return UploadFailure(str(error), f"step {upload.step} not readable")
+        finally:
+            self._say_notes()
         self._note_uploaded(upload, sent)
-        return None, None
+        return None
 
-    def _transient(
-        self, error: BaseException, unharmed: str
-    ) -> tuple[UploadFailure | None, float | None]:
-        """The failure and the pause after an error that a retry may mend."""
-        failure = UploadFailure.of(error)
-        is_first = self._failure is None
+    def _try_later(self, error: BaseException) -> None:
+        """Wait after an error; the second in turn is reported, and one that lasts at once."""
+        is_refusal, is_first = isinstance(error, StoreRefused), self._failure is None
+        text = str(error) if isinstance(error, StoreError) else repr(error)
+        short = error.short if isinstance(error, StoreError) else type(error).__name__
+        with self._changed:
+            self._failure = UploadFailure(text, short)
+            self._refused_while_flushing = self._is_last_try and is_refusal
+            upload = self._in_flight
+            self._changed.notify_all()
+        unharmed = "Training continues" if upload is None else _unharmed(upload)
+        if is_refusal:
+            every = f"the upload is tried every {REPROBE_SECONDS / 60:.0f} minutes"
+            self._warn_once(short, f"uploads wait: {text} {unharmed}, and {every}.")
+            self._pause(REPROBE_SECONDS)
+            return
         if not is_first and not isinstance(error, StoreMoved):
-            reason = failure.text.rstrip(".")
-            self._warn_once(failure.short, f"uploads wait: {reason}. {unharmed}; retries continue.")
+            reason = text.rstrip(".")
+            self._warn_once(short, f"uploads wait: {reason}. {unharmed}; retries continue.")
         retry_after = error.retry_after if isinstance(error, StoreUnreachable) else None
-        pause = max(self._longer_delay(), retry_after or 0.0)
-        return failure, min(pause, LONGEST_DELAY_SECONDS)
+        pause = max(self._delay * JITTER.uniform(0.5, 1.5), retry_after or 0.0)
+        self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)
+        self._pause(min(pause, LONGEST_DELAY_SECONDS))
+
+    def _say_notes(self) -> None:
+        while self._store.notes:
+            if not self._said_before(note := self._store.notes.pop(0)):
+                self._notify(note)
 
     def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
         with self._changed:
@@ -308,6 +294,7 @@ class Uploader:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
             if self._waiting and not (self._in_flight and self._is_milestone(self._in_flight)):
                 self._in_flight = self._waiting.pop(0)
+            self._is_last_try = self._flushing
             assert self._in_flight is not None
             return self._in_flight
 
@@ -342,3 +329,7 @@ class Uploader:
     def _notify(self, text: str) -> None:
         with self._changed:
             self._messages.append(text)
+
+
+def _unharmed(upload: Upload) -> str:
+    return f"Training continues; snapshots stay in {upload.folder.parent}"

@@ -104,7 +104,7 @@ def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run
 @pytest.mark.parametrize(
     ("function", "call"),
     [
-        *[(name, 1) for name in ("_next", "_try", "_note_uploaded")],
+        *[(name, 1) for name in ("_next", "_upload_next", "_note_uploaded", "_end_upload")],
         # Between a commit and its tag. After the first, the repo is no longer nobody's.
         *[("is_milestone", call) for call in (1, 2)],
     ],
