@@ -40,6 +40,8 @@ LASTING = (
 )
 """Raised before a request, or for an answer that is not what the client knows."""
 NO_ANSWER = "no answer in time"
+NO_CREDENTIALS = re.compile("Credential|ClientAuthentication|ProfileNotFound|TokenRetrieval")
+"""In the names of errors of the libraries for S3, GCS and Azure, which last as well."""
 LASTING_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOSYS)
 HIDDEN_DELAY = "hidden_retry_after"
 """The extension of a response with a delay that common/hub_client.py hides from the Hub client."""
@@ -121,6 +123,7 @@ def _of_type(cause: BaseException) -> Failure:
         reason = "the answer is not JSON, but a proxy's page, for example"
         return Unanswered(reason, "not JSON", cause=cause)
     lasts = isinstance(cause, LASTING) or getattr(cause, "errno", None) in LASTING_ERRNOS
+    lasts = lasts or NO_CREDENTIALS.search(name) is not None
     return (Refused if lasts else Unanswered)(short_text(cause) or name, name, cause=cause)
 
 

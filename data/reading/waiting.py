@@ -121,4 +121,4 @@ def _sentence(failure: Failure) -> str:
         return GONE.format(reason=failure)
     if status in (401, 403) or isinstance(cause, PermissionError):
         return DENIED.format(reason=failure)
-    return f"cannot be read: {failure}. Check the address of the file."
+    return f"cannot be read: {failure}. Check the address of the file, and the credentials."

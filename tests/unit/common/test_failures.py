@@ -35,6 +35,10 @@ def caused(error: Exception, cause: BaseException) -> Exception:
     return error
 
 
+class NoCredentialsError(Exception):
+    """As botocore has it."""
+
+
 XET = "Request error: HTTP status client error ({} Some) for url (https://example.org/x)"
 LASTS, PASSES = False, True
 
@@ -72,6 +76,7 @@ LASTS, PASSES = False, True
         (FileNotFoundError("none"), LASTS, "FileNotFoundError", None),
         (ImportError("s3fs"), LASTS, "ImportError", None),
         (Exception("of a library"), PASSES, "Exception", None),
+        (NoCredentialsError("none"), LASTS, "NoCredentialsError", None),
         (caused(RuntimeError("wraps"), Unanswered("later", "later", 3.0)), PASSES, "later", 3.0),
     ],
     ids=lambda value: f"{type(value).__name__}: {value}"[:60],
