@@ -19,21 +19,18 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from browser.space import make_space
 from common.printable import printable
 from config.removed import removed_option
-from model.family import ModelConfig
 from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
-from snapshot.disk.checking import check_model, check_snapshot, frozen_in
+from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.folder import manifest_entries, read_json, snapshot_folders, snapshots_in
-from snapshot.disk.model import layout_for, read_adapters
-from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
-from snapshot.disk.tensors import kept_in
+from snapshot.disk.model import read_adapters
+from snapshot.disk.state import loss_in_words, read_state, token_unit
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
 from snapshot.source import Source, find
@@ -145,10 +142,7 @@ def _folders_of(source: Source) -> list[Path]:
 
 
 def _describe(folder: Path, place: str) -> bool:
-    """Print what a verified snapshot holds; whether it is the same model for transformers.
-
-    `place` is what the user knows of where it is.
-    """
+    """Print what a snapshot at a `place` holds; whether transformers computes the same."""
     state, shape, entries = read_state(folder), check_model(folder), manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
     loss = "nothing held out was evaluated before it"
@@ -167,7 +161,6 @@ def _describe(folder: Path, place: str) -> bool:
         _show(f"base      {adapters.base}{at}; here is LoRA of rank {adapters.lora.rank}")
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}")
-    _show(f"optimizer {_kept(shape, state)}")
     made_with = read_json(folder / "state.json").get("versions")
     if isinstance(made_with, dict):
         _show(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")
@@ -177,14 +170,6 @@ def _describe(folder: Path, place: str) -> bool:
         _warn(f"error: {str(error).replace(str(folder), place)}.")
         return False
     return True
-
-
-def _kept(shape: ModelConfig, state: RunState) -> str:
-    """What the optimizer keeps, as 'adamw: exp_avg, exp_avg_sq, step of 28 tensors'."""
-    layout, name = layout_for(shape), value_of(state.config, "optim.name")
-    layout.freeze(frozen_in(state.config))
-    counts = Counter(", ".join(sorted(one)) or "nothing" for one in kept_in(layout, name).values())
-    return f"{name}: {'; '.join(f'{keys} of {n} tensors' for keys, n in counts.items())}"
 
 
 def _list(source: Source) -> int:

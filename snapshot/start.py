@@ -66,12 +66,6 @@ class Start:
         """Whether it is a snapshot of the run in `run_dir`, and not one of another run."""
         return self.folder is not None and self.folder.parent == snapshots_in(run_dir)
 
-    @property
-    def permanent_folder(self) -> Path | None:
-        """`folder`, unless it is a temporary download that another run starts from."""
-        temporary = self.folder is not None and self.folder.parent.name.startswith(TEMPORARY_PREFIX)
-        return None if temporary else self.folder
-
 
 def choose_start(
     run_dir: Path,
@@ -274,14 +268,6 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
             f"{snapshots_in(run_dir)} and leave snapshot.resume out"
         )
     raise SnapshotError(f"snapshot.resume={resume}, but {where} {relation}. {remedy}.")
-
-
-def folder_for_step(path: Path, step: int) -> Path:
-    """The folder that `newest_snapshot(path)` returns, if its step is `step`; reads no file."""
-    for root in (snapshots_in(path), path):
-        if (root / folder_name(step)).is_dir():
-            return root / folder_name(step)
-    return path
 
 
 def _skipped(faults: Iterable[str]) -> tuple[str, ...]:

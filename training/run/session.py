@@ -238,7 +238,7 @@ class Session:
             self.console,
             metrics,
             tokens,
-            last_snapshot=start.permanent_folder,
+            last_snapshot=start.folder if start.is_in(Path(config.run.dir)) else None,
             skipped=state.skipped_steps,
             max_skipped=config.train.max_skipped_steps,
             uploads=self._uploads,

@@ -32,7 +32,7 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.source import find
-from snapshot.start import METRICS, ORIGIN, Start, choose_start, folder_for_step
+from snapshot.start import METRICS, ORIGIN, Start, choose_start
 from store.fetch import ALL, PARTIAL, SMALL, Contents, StateCheck, remove_partial
 from training.distributed.agreement import (
     decided_by_main,
@@ -153,21 +153,19 @@ class Chosen:
     step: int
     identity: str
     """The sha256 of its manifest."""
-    place: str | None
-    """Its path below the run's snapshots; None if `snapshot.resume` names a folder."""
+    place: str
+    """Its path below the run's snapshots, or that of the folder that `snapshot.resume` names."""
     remote: str | None
     """Its name in a store, if one has it."""
 
     def folder(self, config: Config) -> Path:
         """Where a machine has it."""
-        if self.place is None:
-            return folder_for_step(Path(config.snapshot.resume).expanduser(), self.step)
         return snapshots_in(Path(config.run.dir)) / self.place
 
     @property
     def is_whole(self) -> bool:
         """False if it is no more yet than the small files."""
-        return self.place is None or PARTIAL not in Path(self.place).parts
+        return PARTIAL not in Path(self.place).parts
 
     def is_here(self, config: Config) -> bool:
         """Whether this machine has it, undamaged."""
@@ -218,13 +216,13 @@ def _facts_of(start: Start | None, config: Config) -> dict[str, Any] | None:
     """The fields of `Chosen` for the main process's start; None where it is from scratch."""
     if start is None or start.folder is None or start.state is None:
         return None
-    root, place = snapshots_in(Path(config.run.dir)), None
+    root, folder = snapshots_in(Path(config.run.dir)), start.folder.absolute()
     if start.folder.is_relative_to(root):
-        place = start.folder.relative_to(root).as_posix()
+        folder = start.folder.relative_to(root)
     return {
         "step": start.state.step,
         "identity": manifest_sha256(start.folder),
-        "place": place,
+        "place": folder.as_posix(),
         "remote": start.remote,
     }
 

@@ -104,7 +104,8 @@ def test_a_machine_that_lacks_the_snapshot_says_what_to_do(finished_run, tmp_pat
     config = load_config([f"run.dir={tmp_path / 'own disk'}", key])
     identity = manifest_sha256(runs.snapshot(finished_run, 30))
     is_named = key.startswith("snapshot.resume")
-    chosen = Chosen(30, identity, None if is_named else "step-00000030", remote=None)
+    place = key.partition("=")[2] if is_named else "step-00000030"
+    chosen = Chosen(30, identity, place, remote=None)
     assert not chosen.is_here(config)
     with pytest.raises(SnapshotError) as caught:
         chosen.start(config, lacks=True)

@@ -23,7 +23,6 @@ def test_a_whole_run_is_said_to_be_so_with_what_it_holds(finished_run):
         "step      30, epoch 1, seed 1337",
         "2 layers, 2 heads, 32 wide, context 16, 34 characters",
         "nats per character",
-        "optimizer adamw: exp_avg, exp_avg_sq, step of 28 tensors",
         "logits    as transformers computes them, within ",
         "torch 2.13.0",
         "also whole:",
