@@ -23,6 +23,8 @@ from snapshot.errors import SnapshotError
 
 INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
 """File systems that may write back the bytes around those of a process: how their names begin."""
+GROUP = "snapshots"
+"""The description of the process group, by which training leaves its timeout alone."""
 Result = TypeVar("Result")
 
 
@@ -91,7 +93,7 @@ def find_writers(
     """
     from torch.distributed import new_group
 
-    group = new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    group = new_group(backend="gloo", timeout=timedelta(seconds=seconds), group_desc=GROUP)
     writers = Writers(is_main, rank, group)
     name = f"{TEMPORARY_PREFIX}shared-{os.getpid()}-{time.time_ns()}"
     if is_main:

@@ -16,6 +16,7 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
 from config.schema import ConfigError, RunConfig
+from snapshot.disk.writers import GROUP
 from training.distributed.environment import fsdp_requested, on_cpu, started_processes
 from training.distributed.refusals import CONFIG_FILE, refusals
 
@@ -167,7 +168,8 @@ class ProcessGroupTimeouts:
         from torch.distributed import distributed_c10d as c10d
 
         for group in list(c10d._world.pg_map):  # hybrid sharding has groups of its own
-            c10d._set_pg_timeout(timeout, group)
+            if group.group_desc != GROUP:  # one process may write far longer than a step takes
+                c10d._set_pg_timeout(timeout, group)
 
 
 def is_lost_peer(error: BaseException) -> bool:
