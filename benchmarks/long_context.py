@@ -62,7 +62,7 @@ def main() -> None:
             if only not in strategy.name:
                 continue
             config = model_config(LLAMA, "Llama", 0.0, way)
-            candidate = Candidate(strategy, config, MemoryEstimate(config, shape), 0)
+            candidate = Candidate(strategy, config, MemoryEstimate(config, shape))
             fit = candidate.fit(MEMORY * GIB, 1, SEQUENCES // shape.parts)
             parts = (fit.parameters, fit.gradients, fit.optimizer, fit.activations, fit.buffers)
             figures = [f"{size / GIB:.2f}" for size in (*parts, fit.peak, fit.outside)]

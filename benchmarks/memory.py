@@ -113,7 +113,6 @@ def compare_with_plan(folder: Path) -> None:
                 Strategy(name, config, shape),
                 model_config,
                 MemoryEstimate(model_config, shape),
-                loaded.snapshot.piece_bytes,
             ).peaks(micro, True)
             found = measured(folder, config, processes, overrides, precision)
             counted = {

@@ -21,7 +21,7 @@ from model.layout import Shape
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.folder import read_json, readable, verify
-from snapshot.disk.load import TensorReader, file_by_name, files_of, read_header
+from snapshot.disk.load import TensorReader, file_by_name
 from snapshot.disk.model import (
     CONFIG,
     layout_for,
@@ -97,7 +97,8 @@ def check_model(folder: Path) -> ModelConfig:
     if (folder / GENERATION).exists() and not isinstance(read_json(folder / GENERATION), dict):
         raise SnapshotError(f"{folder / GENERATION} is not the configuration of generating")
     prefix = prefix_of(folder)
-    stored = sum(len(read_header(file)) for file in files_of(folder, prefix))
+    with TensorReader(folder, prefix) as reader:
+        stored = len(reader.files)
     if config.n_layer > stored:  # building the layers would take as long as its author likes
         raise SnapshotError(
             f"{where} has {config.n_layer:,} layers, and the files {stored} tensors"
@@ -117,17 +118,18 @@ def frozen_in(config: dict[str, Any]) -> list[str]:
 
 def _compare(folder: Path, prefix: str, expected: dict[str, Shape]) -> None:
     """Raise SnapshotError unless the files of a prefix hold exactly the expected tensors."""
-    file_of, missing = file_by_name(folder, prefix), dict(expected)
-    for path in sorted(set(file_of.values())):
-        for name, (dtype, shape) in read_header(path).items():
-            if name not in missing:
+    listed = file_by_name(folder, prefix)
+    with TensorReader(folder, prefix) as reader:
+        shapes = reader.shapes(("F32",))
+        for name, path in reader.files.items():
+            if name not in expected:
                 raise SnapshotError(f"{path} holds {name!r}, which the model does not have")
-            if file_of.get(name, file_of.get("")) != path:
+            if listed.get(name, listed.get("")) != path:
                 raise SnapshotError(f"{path} holds {name!r}, which the index has in another file")
-            if missing.pop(name) != shape or dtype != "F32":
+            if shapes.get(name) != expected[name]:
                 raise SnapshotError(f"{path} has {name!r} in another shape than the model's")
-    if missing:
-        raise SnapshotError(f"{folder} lacks {next(iter(missing))!r} of the {prefix}")
+    if missing := next((name for name in expected if name not in shapes), None):
+        raise SnapshotError(f"{folder} lacks {missing!r} of the {prefix}")
 
 
 def _check_tokenizer(folder: Path, vocab_size: int) -> None:

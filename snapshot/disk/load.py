@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,6 @@ def open_tensors(path: Path) -> Iterator[Any]:
         yield tensors
 
 
-def read_header(path: Path) -> dict[str, tuple[str, Shape]]:
-    """Types and shapes of the tensors in a safetensors file. Raises SnapshotError."""
-    with open_tensors(path) as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-        return {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
-
-
 def file_by_name(folder: Path, prefix: str) -> dict[str, Path]:
     """The file of each tensor; without an index, the only file, under the name ""."""
     single, index = folder / f"{prefix}.safetensors", folder / f"{prefix}.safetensors.index.json"
@@ -93,10 +86,13 @@ class TensorReader:
     def __init__(self, folder: Path, prefix: str) -> None:
         self._path = folder / prefix
         self._slices: dict[str, Any] = {}
+        self.files: dict[str, Path] = {}
+        """The file of each tensor."""
         with ExitStack() as stack:
             for path in files_of(folder, prefix):
                 opened = stack.enter_context(open_tensors(path))
-                self._slices |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+                for name in opened.keys():  # noqa: SIM118
+                    self._slices[name], self.files[name] = opened.get_slice(name), path
             self._stack = stack.pop_all()
 
     def slice_of(self, name: str) -> Any:
@@ -105,12 +101,12 @@ class TensorReader:
             raise SnapshotError(f"{self._path} does not hold {name}")
         return self._slices[name]
 
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of all tensors of floats by name."""
+    def shapes(self, dtypes: Collection[str] = FLOATS) -> dict[str, Shape]:
+        """The shapes by name of all tensors of these types, as safetensors names them."""
         return {
             name: tuple(one.get_shape())
             for name, one in self._slices.items()
-            if one.get_dtype() in FLOATS
+            if one.get_dtype() in dtypes
         }
 
     def dtypes(self) -> set[str]:

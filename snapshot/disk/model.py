@@ -28,6 +28,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 WHOLE, ADAPTERS = "model", "adapter_model"
 """How the names of the files with weights begin: of a whole model, of adapters."""
 COMMIT = re.compile(r"[A-Za-z0-9]{5,128}")
+READ_BY_PEFT = (
+    *("r", "lora_alpha", "lora_dropout", "target_modules"),
+    *("base_model_name_or_path", "revision", "fan_in_fan_out"),
+)
 LARGEST_RANK = 2**16
 LONGEST_NAME = 3_900
 
@@ -130,35 +134,24 @@ def read_adapters(folder: Path) -> Adapters | None:
         return None
     path = folder / ADAPTER_CONFIG
     content = read_json(path)
-    fault = SnapshotError(f"{path} is not what this project writes")
-    if not isinstance(content, dict):
-        raise fault
-    keys = ("r", "lora_alpha", "lora_dropout", "target_modules")
-    values: list[Any] = [content.get(key) for key in keys]
-    rank, alpha, dropout, targets = values
-    if type(rank) is not int or type(alpha) is not int or type(dropout) not in (float, int):
-        raise fault
-    if not 1 <= rank <= LARGEST_RANK or not 1 <= alpha <= LARGEST_RANK:
-        raise fault
-    if not 0 <= dropout < 1 or not _are_names(targets):
-        raise fault
-    base, revision = content.get("base_model_name_or_path"), content.get("revision")
-    transposed = content.get("fan_in_fan_out")
-    if not isinstance(base, str) or not _is_name(base) or not isinstance(transposed, bool):
-        raise fault
-    if revision is not None and not (isinstance(revision, str) and COMMIT.fullmatch(revision)):
-        raise fault
-    found = Adapters(Lora(rank, alpha, tuple(targets), dropout), base, revision, transposed)
-    if content != found.content():
-        raise fault
-    return found
-
-
-def _is_name(name: str) -> bool:
-    """Whether a text may be the name of a base."""
-    return 0 < len(name.encode(errors="replace")) <= LONGEST_NAME and "\0" not in name
-
-
-def _are_names(targets: Any) -> bool:
-    is_list = isinstance(targets, list) and len(targets) > 0
-    return is_list and all(isinstance(one, str) and one.isidentifier() for one in targets)
+    entries: dict[str, Any] = content if isinstance(content, dict) else {}
+    values: list[Any] = [entries.get(key) for key in READ_BY_PEFT]
+    rank, alpha, dropout, targets, base, revision, transposed = values
+    is_valid = (
+        all(type(one) is int and 1 <= one <= LARGEST_RANK for one in (rank, alpha))
+        and type(dropout) in (float, int)
+        and 0 <= dropout < 1
+        and isinstance(targets, list)
+        and len(targets) > 0
+        and all(isinstance(one, str) and one.isidentifier() for one in targets)
+        and isinstance(base, str)
+        and 0 < len(base.encode(errors="replace")) <= LONGEST_NAME
+        and "\0" not in base
+        and (revision is None or (isinstance(revision, str) and COMMIT.fullmatch(revision)))
+        and isinstance(transposed, bool)
+    )
+    if is_valid:
+        adapters = Adapters(Lora(rank, alpha, tuple(targets), dropout), base, revision, transposed)
+        if content == adapters.content():
+            return adapters
+    raise SnapshotError(f"{path} is not what this project writes")

@@ -118,7 +118,7 @@ def counted_phases(
 
 def planned_phases(config: ModelConfig, batch: int, shape: Shape) -> dict[str, float]:
     strategy = Strategy("", "", shape)
-    return Candidate(strategy, config, MemoryEstimate(config, shape), 0).peaks(batch, True)
+    return Candidate(strategy, config, MemoryEstimate(config, shape)).peaks(batch, True)
 
 
 PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
@@ -437,7 +437,7 @@ def test_every_communicator_of_a_strategy_takes_memory():
     of = ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2), (shared, 1), (cut, 1))
     for shape, machines in of:
         for strategy in strategies(shape, machines):
-            outside = Candidate(strategy, TINY, None, 0).outside(1)
+            outside = Candidate(strategy, TINY, None).outside(1)
             found[strategy.name] = (strategy.communicators, outside)
     assert {name: count for name, (count, _) in found.items()} == {
         "one process": 0,
