@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import huggingface_hub  # imports the rest at its first use
@@ -20,7 +21,6 @@ from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_fac
 from store.attempt import CURVES, Best
 from store.hub import REPO_ID
 from store.kinds import NAMED_REPO
-from store.records import EVENTS, METRICS
 
 SHOWN = (
     ("optim.learning_rate", "learning rate"),
@@ -31,6 +31,7 @@ SHOWN = (
 LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
 """By the name of a text, its language; others have `hub.language`."""
 SHOWN_EVENTS = 20
+TEMPLATE = Path(__file__).with_name("card.md")
 
 
 def card_text(
@@ -46,42 +47,42 @@ def card_text(
     speed: str | None = None,
     proof: str | None = None,
 ) -> str:
-    """README.md of a repo whose newest snapshot is that of `state`.
+    """README.md of a repo whose newest snapshot is that of `state`: card.md, filled in.
 
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
     `speed` is that of the newest steps, `proof` what was checked before the run.
     """
-    unit, has_adapters = token_unit(state.data), trains_adapters(state.config)
-    parts = [
-        f"---\n{_metadata(repo_id, state, shape).to_yaml()}\n---",
-        f"# {_cell(state.config['run']['name'])}",
-        f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: "
-        f"{_files_at_the_top(state)}, of step {state.step:,}; "
-        "`snapshots/` holds what is needed to continue training.",
-        _facts_table(state, shape, versions, speed, proof),
-    ]
-    if has_curves:
-        parts.append(f"![Training and held-out loss over steps]({CURVES})")
-    if sample:
-        parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
-    if best is not None:
-        parts.append(
-            f"`snapshots/{folder_name(best.step)}-...` is the snapshot with the lowest held-out "
-            f"loss, {best.loss:.4f} nats per {unit}."
-        )
-    if has_adapters and _base_model(state) is None:
-        parts.append("The base is no repo of the Hub, but a folder of the machine that trained it.")
-    elif shape.in_transformers:
-        parts.append(_generate_text(repo_id, shape, sample, unit))
-    parts.append(_continue_training(repo_id))
-    if events:
-        parts.append(_history(events))
-    return "\n\n".join(parts) + "\n"
-
-
-def _files_at_the_top(state: RunState) -> str:
-    what = "adapters (LoRA) for the base" if trains_adapters(state.config) else "weights"
-    return f"the files at the top are the newest snapshot's {what}"
+    unit = token_unit(state.data)
+    metadata = _metadata(repo_id, state, shape)
+    facts = _facts(state, shape, versions, speed, proof)
+    card = huggingface_hub.ModelCard.from_template(
+        metadata,
+        template_path=str(TEMPLATE),
+        name=_cell(state.config["run"]["name"]),
+        unit=unit,
+        step=f"{state.step:,}",
+        facts=[(label, _cell(value)) for label, value in facts],
+        curves=CURVES if has_curves else None,
+        sample=_fenced(printable(sample.strip(), multiline=True)) if sample else None,
+        best=best,
+        best_folder=None if best is None else folder_name(best.step),
+        has_adapters=trains_adapters(state.config),
+        has_base=metadata.base_model is not None,
+        in_transformers=shape.in_transformers,
+        repo_id=repo_id,
+        prompt=repr(_prompt(sample)),
+        length=max(1, shape.block_size - 16),
+        context=shape.block_size,
+        events=[{**event, "text": _cell(event["text"])} for event in events[-SHOWN_EVENTS:]],
+        attempts=_count({event["attempt"] for event in events}, "attempt"),
+        machines=_count(
+            {event["text"] for event in events if event["event"] == "machine"},
+            "kind of machine",
+            "kinds of machines",
+        ),
+        warnings=_count([event for event in events if event["event"] == "warning"], "warning"),
+    )
+    return str(card)
 
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_hub.ModelCardData:
@@ -152,32 +153,13 @@ def _results(state: RunState, name: str, dataset: str) -> list[huggingface_hub.E
     ]
 
 
-def _history(events: Sequence[Mapping[str, Any]]) -> str:
-    """How the run came about: a sum of its events, and the newest of them."""
-    attempts = {event["attempt"] for event in events}
-    machines = {event["text"] for event in events if event["event"] == "machine"}
-    warnings = sum(event["event"] == "warning" for event in events)
-    counts = (len(attempts), "attempt"), (len(machines), "kind of machine"), (warnings, "warning")
-    total = ", ".join(f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in counts)
-    rows = [
-        f"| {event['time'][:16].replace('T', ' ')} | {event['step']:,} | {event['event']} "
-        f"| {_cell(event['text'])} |"
-        for event in events[-SHOWN_EVENTS:]
-    ]
-    return (
-        f"## History\n\n{total.replace('kind of machines', 'kinds of machines')}; all of it is in "
-        f"`{EVENTS}`, the figures of every step in `{METRICS}`.\n\n"
-        "| UTC | step | event | |\n|---|---|---|---|\n" + "\n".join(rows)
-    )
-
-
-def _facts_table(
+def _facts(
     state: RunState,
     shape: ModelConfig,
     versions: Mapping[str, str],
     speed: str | None,
     proof: str | None,
-) -> str:
+) -> list[tuple[str, str]]:
     facts = [
         *_text_facts(state),
         *lost_facts(state.data),
@@ -198,8 +180,7 @@ def _facts_table(
     if proof is not None:
         facts.append(("proven before step 1", f"{proof} (proof.json)"))
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
-    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in facts)
-    return f"| | |\n|---|---|\n{rows}"
+    return facts
 
 
 def _text_facts(state: RunState) -> list[tuple[str, str]]:
@@ -216,33 +197,6 @@ def _text_facts(state: RunState) -> list[tuple[str, str]]:
         )
         for one in state.stream
     ]
-
-
-def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None, unit: str) -> str:
-    length = max(1, shape.block_size - 16)
-    knows = "the characters of its training text and no others, and " if unit == "character" else ""
-    return (
-        "## Generate text\n\n"
-        "```python\n"
-        "from transformers import pipeline\n\n"
-        f'generate = pipeline("text-generation", model="{repo_id}")\n'
-        f"outputs = generate({_prompt(sample)!r}, max_new_tokens={length})\n"
-        'print(outputs[0]["generated_text"])\n'
-        "```\n\n"
-        f"The model has {knows}a context of {shape.block_size} {unit}s. This project's own "
-        f"sampling also generates texts longer than the context: `python sample.py {repo_id}`."
-    )
-
-
-def _continue_training(repo_id: str) -> str:
-    return (
-        "## Continue training\n\n"
-        "The command that started the run continues it, on any machine that may write to this "
-        f"repo: it has `hub.repo_id={repo_id}`. To start another run from it:\n\n"
-        "```bash\n"
-        f"accelerate launch train.py run.name=another snapshot.resume={repo_id} ...\n"
-        "```"
-    )
 
 
 def _shown_name(source: str) -> str:
@@ -268,3 +222,8 @@ def _prompt(sample: str | None) -> str:
     """A prompt of characters that the model has: the beginning of its own sample."""
     words = (sample or "").split()
     return words[0][:8] if words else "a"
+
+
+def _count(things: Collection[Any], noun: str, plural: str = "") -> str:
+    """'1 attempt', '2 attempts'."""
+    return f"{len(things)} {noun if len(things) == 1 else plural or noun + 's'}"

@@ -19,7 +19,9 @@ from urllib.request import Request, urlopen
 import pytest
 
 import hubs
+import store.kinds
 from loopback_hub import LoopbackHub
+from plain_store import PREFIX, PlainFolder
 from store.files import Files
 from store.kinds import open_store
 
@@ -63,10 +65,10 @@ class Place(ABC):
 class Folder(Place):
     """A folder of a disk that machines share."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: str = "file://") -> None:
         folder.mkdir()
         self.folder = folder / "run"
-        self.url = f"file://{self.folder}"
+        self.url = f"{prefix}{self.folder}"
         self.key, self.environment = f"hub.url={self.url}", {}
 
     def open(self, timeout: float = 5.0) -> Files:
@@ -256,13 +258,22 @@ def _hub_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place
         yield HubBucket(hub)
 
 
-KINDS = {"a folder": _folder, "S3": _s3, "a bucket of the Hub": _hub_bucket}
+@contextmanager
+def _somebody_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr("store.kinds.KINDS", {PREFIX: PlainFolder, **store.kinds.KINDS})
+    yield Folder(folder / "shared", PREFIX)
+
+
+SHIPPED = {"a folder": _folder, "S3": _s3, "a bucket of the Hub": _hub_bucket}
 """Every kind of store of files: a new one is a line here, and all tests of stores run with it."""
+KINDS = {**SHIPPED, "somebody's store": _somebody_s}
+"""And one that only this process knows."""
 
 
 def cases(kinds: Iterable[str]) -> list[Any]:
-    """Parameters of a test; all but the folder, which needs no server, are thorough."""
-    marks = {kind: () if kind == "a folder" else pytest.mark.thorough for kind in kinds}
+    """Parameters of a test; those that need a server are thorough."""
+    quick = ("a folder", "somebody's store")
+    marks = {kind: () if kind in quick else pytest.mark.thorough for kind in kinds}
     return [pytest.param(kind, marks=mark) for kind, mark in marks.items()]
 
 

@@ -548,7 +548,7 @@ def words(place: stores.Place, run_dir: Path, *more: str) -> list[str]:
     return ["model.dropout=0.1", "train.eval_every=100", place.key, *mine]
 
 
-@pytest.mark.parametrize("kind", stores.cases(stores.KINDS))
+@pytest.mark.parametrize("kind", stores.cases(stores.SHIPPED))
 def test_a_run_goes_on_from_its_store_on_another_machine(
     kind, finished_run, small, tmp_path, monkeypatch
 ):
@@ -577,7 +577,7 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.SHIPPED)
 def test_killed_while_uploading_the_store_is_whole(
     kind, finished_run, small, tmp_path, monkeypatch
 ):
