@@ -37,11 +37,6 @@ class RunStore:
     for_all: bool = False
     """Whether other machines begin from it, too: their disks lack what this disk has."""
 
-    @property
-    def key(self) -> str:
-        """The configuration key and value that name it."""
-        return self.store.key
-
 
 def contents_at_start(
     own: RunStore, can_do_without: bool
@@ -62,18 +57,18 @@ def contents_at_start(
             return None, (f"{str(error).rstrip('.')}. The run continues without it; {rest}.",)
         if refused:
             raise
-        remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
+        remedy = "without HF_HUB_OFFLINE" if offline else "when it can be reached"
         lack = "none is on all machines" if own.for_all else "there is none here"
         raise StoreUnreachable(
             f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run, and "
             f"{lack}. Start again {remedy}; a run that is new can begin without "
-            f"{own.key.partition('=')[0]}, which a later start may have."
+            f"{own.store.key.partition('=')[0]}, which a later start may have."
         ) from error
     if own.private and not contents.head.private:
         raise SnapshotError(
-            f"{own.key} is a public repo, and hub.private=true. Nothing was uploaded. Make it "
-            "private, name another, or allow it with hub.private=false (a server without private "
-            "repos needs that)."
+            f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
+            "Make it private, name another, or allow it with hub.private=false (a server without "
+            "private repos needs that)."
         )
     if refusal := contents.refusal():
         raise SnapshotError(refusal)

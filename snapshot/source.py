@@ -110,7 +110,7 @@ def naming(named: str, remedy: str = "") -> Iterator[None]:
         raise
     except StoreUnreachable as error:
         raise StoreUnreachable(
-            f"{named}: {str(error).rstrip('.')}. Start again when the Hub can be reached."
+            f"{named}: {str(error).rstrip('.')}. Start again when it can be reached."
         ) from error
     except (StoreError, SnapshotError) as error:
         if str(error).startswith(named):

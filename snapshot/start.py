@@ -164,8 +164,8 @@ def newest_of_disk_and_store(
         if own.takeover:
             return local
         raise SnapshotError(
-            f"{own.key} holds another run than {root.parent}, at step {latest.step}. To continue "
-            "the local run, name another store, or replace what this one holds with "
+            f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. "
+            "To continue the local run, name another store, or replace what this one holds with "
             "hub.takeover=true; to continue the run in the store, give another run.name (and "
             "run.dir, if that is set)."
         )
@@ -222,7 +222,7 @@ def _also_in_store(local: Start, contents: Contents, root: Path) -> Start:
 def _named(
     resume: str, root: Path, timeout: float, refuse: StateCheck, wanted: re.Pattern[str]
 ) -> Start:
-    remedy = " Name a snapshot that is whole, a run's folder, or its repo."
+    remedy = " Name a snapshot that is whole, a run's folder, or its store."
     with naming(f"snapshot.resume={resume}", remedy):
         found = find(resume, timeout).fetch(root / ORIGIN, wanted, refuse)
     state = read_state(found.path)

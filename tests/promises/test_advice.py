@@ -134,7 +134,7 @@ def test_no_whole_snapshot_in_the_repo(near_hub, a_run, finished_run, begins, re
 def test_a_named_run_that_is_not_whole(in_repo, begins, refused, a_run):
     damage(runs.snapshot(a_run, 30))
     said = refused("run.name=new", f"snapshot.resume={runs.snapshot(a_run, 30)}")
-    assert "Name a snapshot that is whole, a run's folder, or its repo" in said
+    assert "Name a snapshot that is whole, a run's folder, or its store" in said
     for other in (runs.snapshot(a_run, 20), a_run):
         assert begins("run.name=new", f"snapshot.resume={other}").state.step == 20
     assert begins("run.name=new", "snapshot.resume=me/run").state.step == 30
@@ -229,7 +229,7 @@ FOLLOWED = {
     "no Hub: later": (
         hub_down,
         ["run.name=new", HERE],
-        "Start again when the Hub can be reached",
+        "Start again when it can be reached",
         hub_up,
         (["run.name=new", HERE], 30),
     ),
@@ -264,7 +264,7 @@ FOLLOWED = {
     "a run with a snapshot that is not whole": (
         lambda hub, run_dir: damage(runs.snapshot(run_dir, 30)),
         ["run.name=new", "snapshot.resume=out/mine/snapshots/step-00000030"],
-        "Name a snapshot that is whole, a run's folder, or its repo",
+        "Name a snapshot that is whole, a run's folder, or its store",
         nothing,
         (["run.name=new", "snapshot.resume=out/mine"], 20),
     ),

@@ -75,7 +75,7 @@ def of_store(contents: Contents) -> Facts:
 def of_folder(run_dir: Path) -> Facts:
     """The status of the run in a directory of this machine, by its files alone."""
     if not holds_run(run_dir):
-        raise SnapshotError(f"{run_dir} holds no run. Name a run's folder, its repo or its bucket.")
+        raise SnapshotError(f"{run_dir} holds no run. Name a run's folder or its store.")
     events = read_events(run_dir / EVENTS)
     starts = [event for event in events if event["event"] == "start"]
     machines = [event["text"] for event in events if event["event"] == "machine"]
