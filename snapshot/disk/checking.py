@@ -121,6 +121,9 @@ def _compare(folder: Path, prefix: str, expected: dict[str, Shape]) -> None:
     listed = file_by_name(folder, prefix)
     with TensorReader(folder, prefix) as reader:
         shapes = reader.shapes(("F32",))
+        for path, metadata in reader.metadata.items():
+            if metadata != {"format": "pt"}:  # which transformers looks at
+                raise SnapshotError(f"{path} has other metadata than a snapshot's files")
         for name, path in reader.files.items():
             if name not in expected:
                 raise SnapshotError(f"{path} holds {name!r}, which the model does not have")
@@ -175,6 +178,8 @@ def generation_of(folder: Path | None, stops: Collection[int]) -> dict[str, Any]
     if stops and folder is not None and not (folder / GENERATION).exists():
         entries = model_settings(folder, CONFIG)
         content = {key: entries[key] for key in IDS if key in entries}
+    # Texts may name code (custom_generate); numbers and switches do not.
+    content = {key: one for key, one in content.items() if not isinstance(one, str | dict)}
     if stops:
         ends = content.get(END_ID)
         both = [*(ends if isinstance(ends, list) else [ends]), *sorted(stops)]

@@ -51,7 +51,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
         with open(path, "rb") as opened:
             beginning = opened.read(len(LFS_POINTER))
         if beginning == LFS_POINTER:
-            raise SnapshotError(f"{path} is a pointer of Git LFS: run `git lfs pull` beside it")
+            raise SnapshotError(f"{path} is a pointer of Git LFS: run `git lfs pull` in its folder")
         if int.from_bytes(beginning[:8], "little") > LARGEST_JSON_BYTES:
             raise SnapshotError(f"{path} is not a safetensors file, or its header is too long")
         tensors = safe_open(path, "pt", backend="pread")
@@ -88,9 +88,11 @@ class TensorReader:
         self._slices: dict[str, Any] = {}
         self.files: dict[str, Path] = {}
         """The file of each tensor."""
+        self.metadata: dict[Path, Any] = {}
         with ExitStack() as stack:
             for path in files_of(folder, prefix):
                 opened = stack.enter_context(open_tensors(path))
+                self.metadata[path] = opened.metadata()
                 for name in opened.keys():  # noqa: SIM118
                     self._slices[name], self.files[name] = opened.get_slice(name), path
             self._stack = stack.pop_all()

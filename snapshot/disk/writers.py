@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +22,6 @@ from snapshot.errors import SnapshotError
 
 INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
 """File systems that may write back the bytes around those of a process: how their names begin."""
-GROUP = "snapshots"
-"""The description of the process group, by which training leaves its timeout alone."""
 Result = TypeVar("Result")
 
 
@@ -83,18 +80,13 @@ class Writers:
             destroy_process_group(self.group)
 
 
-def find_writers(
-    root: Path, is_main: bool, rank: int, machine: int, has_parts: bool, seconds: float
-) -> Writers:
+def find_writers(writers: Writers, root: Path, machine: int, has_parts: bool) -> Writers:
     """The writers of a sharded model's snapshots in `root`. Every process must call this.
 
-    Each writes what it holds if all of those that hold something can write to one folder, and
-    neighbouring bytes of one file. Without an answer for so many seconds a process counts as gone.
+    Each of `writers` writes what it holds if all of those that hold something can write to one
+    folder, and neighbouring bytes of one file. Otherwise their group ends.
     """
-    from torch.distributed import new_group
-
-    group = new_group(backend="gloo", timeout=timedelta(seconds=seconds), group_desc=GROUP)
-    writers = Writers(is_main, rank, group)
+    is_main, rank = writers.is_main, writers.rank
     name = f"{TEMPORARY_PREFIX}shared-{os.getpid()}-{time.time_ns()}"
     if is_main:
         with suppress(OSError):

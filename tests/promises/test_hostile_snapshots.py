@@ -306,6 +306,7 @@ def a_header_lies(rng: Rng, folder: Path) -> None:
             lambda: header.update({name: None}),
             lambda: header.update({f"{name}.more": dict(entry)}),
             lambda: header.update({"empty": {**entry, "shape": [0], "data_offsets": [0, 0]}}),
+            lambda: header.update({"__metadata__": {"format": "pt", "x": "y" * 1000}}),
             lambda: header.update({"__metadata__": [1]}),
             lambda: header.pop(name),
             lambda: header.update({name + "x": header.pop(name)}),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
-from snapshot.disk.writers import GROUP
 from training.distributed.environment import is_main_process
+from training.distributed.processes import OF_THREADS
 from training.run.command import run_command
 from training.run.session import Session
 
@@ -22,9 +22,7 @@ class Counting(Session):
 
         used = [one for one in c10d._world.pg_map if one._get_sequence_number_for_group() > 0]
         if is_main_process():
-            names = {one.group_desc for one in used} - {
-                GROUP
-            }  # on the CPU, between writing threads
+            names = {one.group_desc for one in used} - {OF_THREADS}  # which is on the CPU
             print("groups", *sorted(names), flush=True)
         return super().end()
 

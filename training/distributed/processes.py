@@ -16,15 +16,16 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
 from config.schema import ConfigError, RunConfig
-from snapshot.disk.writers import GROUP
 from training.distributed.environment import fsdp_requested, on_cpu, started_processes
 from training.distributed.refusals import CONFIG_FILE, refusals
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import ProcessGroup, Store
 
 ARRIVAL_SECONDS = 0.02
 """How often the main process looks for the others at the start."""
+OF_THREADS = "threads"
+"""The description of the group of threads. One may write for longer than a step's timeout."""
 LOST = (
     "DistNetworkError",  # torch's store
     "DistStoreError",
@@ -168,8 +169,18 @@ class ProcessGroupTimeouts:
         from torch.distributed import distributed_c10d as c10d
 
         for group in list(c10d._world.pg_map):  # hybrid sharding has groups of its own
-            if group.group_desc != GROUP:  # one process may write far longer than a step takes
+            if group.group_desc != OF_THREADS:
                 c10d._set_pg_timeout(timeout, group)
+
+
+def group_of_threads(seconds: float) -> ProcessGroup:
+    """A group for threads that write snapshots; its timeout stays. Every process must call this.
+
+    Nothing else may use it: its collectives would mix with theirs.
+    """
+    from torch.distributed import new_group
+
+    return new_group(backend="gloo", timeout=timedelta(seconds=seconds), group_desc=OF_THREADS)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
 from training.distributed.agreement import raise_if_any_failed
 from training.distributed.environment import is_one_machine, machine_number
+from training.distributed.processes import group_of_threads
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.console import Console
@@ -303,7 +304,8 @@ def writers_of(
     if not sharded:
         return Writers(is_main, rank)
     has_parts = any(map(writes_shard, sharded))
-    writers = find_writers(root, is_main, rank, machine_number(), has_parts, seconds)
+    writers = Writers(is_main, rank, group_of_threads(seconds))
+    writers = find_writers(writers, root, machine_number(), has_parts)
     if writers.group is None:
         console.say(GATHERED.format(root=root))
     return writers

@@ -118,6 +118,7 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "model/vocabulary.py",  # and a softmax over the rows of all
     "optim/sharing.py",  # exchanges matrices that processes share
     "training/distributed/processes.py",
+    "snapshot/disk/writers.py",  # what the threads that write a snapshot have done
     "training/distributed/shared_matrices.py",  # adds up a norm
     "training/distributed/accelerator.py",  # how gradients are reduced, which accelerate lacks
     "proving/attempts.py",  # the store in which processes of a launch meet

@@ -272,7 +272,6 @@ class Threads:
         monkeypatch.setattr(Writers, "count", count)
         monkeypatch.setattr(Writers, "end", lambda _: None)
         monkeypatch.setattr(Writers, "_gather", lambda writers, row: self.gather(writers, row))
-        monkeypatch.setattr("torch.distributed.new_group", lambda **_: self)
 
     def gather(self, writers: Writers, row: object) -> list:
         self.rows[writers.rank] = row
@@ -321,7 +320,8 @@ def writers_in(
     threads = Threads(monkeypatch, len(roots))
 
     def process(rank: int) -> Writers:
-        return find_writers(roots[rank], rank == 0, rank, machines[rank], has_parts[rank], 20.0)
+        all_writers = Writers(rank == 0, rank, threads)
+        return find_writers(all_writers, roots[rank], machines[rank], has_parts[rank])
 
     return [writers.group is not None for writers in threads.run(process)]
 

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from config.compose import load_config
 from training.distributed import accelerator
 from training.distributed.accelerator import why_not_compiled
-from training.distributed.processes import ProcessGroupTimeouts
+from training.distributed.processes import OF_THREADS, ProcessGroupTimeouts
 from training.exits import EXIT_TERMINATED
 from training.reporting import machine
 from training.run import stop
@@ -110,10 +110,18 @@ def test_another_torch_than_the_tested_one_is_reported(monkeypatch):
     assert hint.startswith("torch 2.14.1+cu130 is installed; the tested version is 2.13.0 ")
 
 
+class ProcessGroup(str):
+    """A process group, by its description."""
+
+    group_desc = property(str)
+
+
 def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
+    """Only that of the threads that write snapshots keeps its own."""
     waits = {}
     monkeypatch.setattr(c10d, "_set_pg_timeout", lambda time, group: waits.update({group: time}))
-    monkeypatch.setattr(type(c10d._world), "pg_map", {"all": None, "shards": None})
+    groups = dict.fromkeys(map(ProcessGroup, ("all", "shards", OF_THREADS)))
+    monkeypatch.setattr(type(c10d._world), "pg_map", groups)
     run = load_config(["run.start_timeout_seconds=700"]).run
 
     waited = []
