@@ -370,7 +370,9 @@ def an_index_lies(rng: Rng, folder: Path) -> None:
             lambda: content.update(weight_map=rng.choice([None, [], {}, "x"])),
             lambda: path.unlink(),
             lambda: (folder / names[name]).unlink(),
-            lambda: shutil.copy(folder / names[name], folder / f"{path.name[:5]}x.safetensors"),
+            lambda: shutil.copy(
+                folder / names[name], folder / f"{path.name.split('.')[0]}x.safetensors"
+            ),
         ]
     )()
     if path.exists():
