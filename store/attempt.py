@@ -30,6 +30,7 @@ from snapshot.disk.folder import (
     folder_name,
     manifest_sha256,
     parse_json,
+    stays,
     step_of,
     verify,
 )
@@ -343,23 +344,19 @@ class Attempt:
 def folders_to_delete(
     paths: Collection[str], latest: Latest, before: Latest | None, policy: Policy
 ) -> list[str]:
-    """Folders of whole snapshots beyond the newest `policy.keep`, of which `latest` is one.
+    """Folders of whole snapshots that do not stay when that of `latest` is there (see `stays`).
 
-    Milestones, the best and snapshots of later steps stay: another attempt took these. All stay if
-    there was no latest.json to tell which run they belong to, and none of another run that was
-    taken over.
+    All stay if there was no latest.json to tell which run they belong to, and none of another run
+    that was taken over.
     """
     others = [folder for folder in folders_in(paths) if folder != latest.folder]
     if before is None:
         return []
     if before.run_id != latest.run_id:
         return others
-    old = [folder for folder in others if remote_step(folder) <= latest.step][policy.keep - 1 :]
-    return [
-        folder
-        for folder in old
-        if not policy.is_milestone(step := remote_step(folder)) and step != latest.best_step
-    ]
+    steps = {latest.step, *map(remote_step, others)}
+    staying = stays(steps, latest.step, policy.keep, policy.milestone_every, latest.best_step)
+    return [folder for folder in others if remote_step(folder) not in staying]
 
 
 def _is_as_named(file: RemoteFile | None, entry: tuple[int, str] | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from common.failures import short_text
+from common.failures import NO_CREDENTIALS, failure_of
 from common.hub_client import SLOWEST_BYTES_PER_SECOND
 from common.printable import redact_urls
 from snapshot.errors import SnapshotError
@@ -30,8 +29,6 @@ from store.files import BLOCK_BYTES, Files
 Answer = TypeVar("Answer")
 MOST_BLOCKS = 9_000
 """S3 takes 10,000 parts of a file."""
-NO_CREDENTIALS = re.compile("Credential|ClientAuthentication|ProfileNotFound|TokenRetrieval")
-"""In the names of errors of the libraries for S3, GCS and Azure."""
 
 
 class FileSystem(Files):
@@ -145,30 +142,29 @@ class FileSystem(Files):
 
     def translated(self, error: Exception) -> StoreError:
         """The error of the right kind. Each file system has types of its own."""
-        reason = short_text(error) or type(error).__name__
-        number = error.errno if isinstance(error, OSError) else None
+        failure, number = failure_of(error), getattr(error, "errno", None)
         if isinstance(error, FileNotFoundError):
-            return NoFile(f"{self.name} lacks a file ({reason}): its snapshot was pruned", "lost")
-        if isinstance(error, TimeoutError) and number is None:
-            return StoreUnreachable(f"{self.name} did not answer in time", "no answer in time")
-        if NO_CREDENTIALS.search(type(error).__name__):
-            return StoreRefused(
-                f"{self.key} needs credentials ({reason}). Set them as its command line tools read "
-                "them, in the environment or in their files.",
-                "no credentials",
+            return NoFile(f"{self.name} lacks a file ({failure}): its snapshot was pruned", "lost")
+        if failure.may_pass:
+            return StoreUnreachable(
+                f"{self.name} cannot be reached ({failure})",
+                failure.short,
+                timed_out=failure.timed_out,
             )
-        if isinstance(error, PermissionError) or number == errno.EROFS:
-            return StoreRefused(
-                f"{self.name} refuses ({reason}). Check the credentials and their permissions.",
-                "no access",
+        kind, sentence = StoreRefused, f"{self.name} cannot be used ({failure.short}: {failure})."
+        if NO_CREDENTIALS.search(failure.short):
+            sentence = (
+                f"{self.key} needs credentials ({failure}). Set them as its command line tools "
+                "read them, in the environment or in their files."
             )
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            return StoreRefused(f"{self.name} has no room left ({reason}). Free some.", "no room")
-        if number == errno.ENOSYS or isinstance(error, NotImplementedError):
-            return Unsupported(f"{self.name} cannot do that ({reason}).", "not supported")
-        if isinstance(error, ImportError | TypeError | ValueError):
-            return StoreRefused(f"{self.name} cannot be used ({type(error).__name__}: {reason}).")
-        return StoreUnreachable(f"{self.name} cannot be reached ({reason})", type(error).__name__)
+        elif isinstance(error, PermissionError) or number == errno.EROFS:
+            sentence = f"{self.name} refuses ({failure}). Check the credentials and their "
+            sentence += "permissions."
+        elif number in (errno.ENOSPC, errno.EDQUOT):
+            sentence = f"{self.name} has no room left ({failure}). Free some."
+        elif number == errno.ENOSYS or isinstance(error, NotImplementedError):
+            kind, sentence = Unsupported, f"{self.name} cannot do that ({failure})."
+        return kind(sentence, failure.short)
 
 
 def _file_system(protocol: str, name: str, options: dict[str, Any]) -> Any:
