@@ -155,7 +155,7 @@ class Attempt:
         self._latest: Latest | None = None
         """The `latest.json` of our last upload."""
         self._manifests: dict[tuple[str, RemoteFile], Entries] = {}
-        """What has been read, by path and listed file."""
+        """By path and listed file, what this attempt has sent or read."""
 
     def upload(self, upload: Upload) -> Transfer:
         """Publish a snapshot, unless the store has it; returns what was sent.
@@ -262,6 +262,7 @@ class Attempt:
         place, manifest = remote_folder(folder.name, self._attempt_id), folder / MANIFEST
         content = manifest.read_bytes()
         entries = entries_in(parse_json(content, str(manifest)), str(folder))
+        self._manifests[f"{place}/{MANIFEST}", RemoteFile(len(content))] = entries
         contents = {
             f"{place}/{name}": Addition(folder / name, digest)
             for name, (_, digest) in sorted(entries.items())

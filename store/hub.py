@@ -60,6 +60,8 @@ class Hub(Store):
         self._api = hub_api(timeout)
         self._unneeded: set[str] = set()
         """By their SHA-256, large files that a commit of ours has removed, until they are freed."""
+        self._referred: dict[str, set[str]] = {}
+        """The large files of commits that have a name."""
 
     @contextmanager
     def _asking(
@@ -277,7 +279,9 @@ class Hub(Store):
             if self._unneeded and self._commit_of()[0] == head.token:  # or others may need them
                 self._unneeded -= _digests_in(head.files)
                 for commit in self._refs() if self._unneeded else ():
-                    self._unneeded -= _digests_in(self._files(commit))
+                    if commit not in self._referred:
+                        self._referred[commit] = _digests_in(self._files(commit))
+                    self._unneeded -= self._referred[commit]
                 if self._unneeded:
                     self._delete_contents(self._unneeded)
                 self._unneeded.clear()
