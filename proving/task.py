@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshot.disk.folder import folder_name, read_json, snapshots_in
-from snapshot.start import METRICS
+from store.records import METRICS
 from training.reporting.metrics import read_metrics
 
 STEPS = 6

@@ -27,9 +27,8 @@ from snapshot.source import find, naming
 from store.errors import StoreError
 from store.fetch import ALL, PARTIAL, Contents, NoneWhole, StateCheck, fetch_newest
 from store.latest import Latest
+from store.records import METRICS
 
-METRICS = "metrics.jsonl"
-"""In a run's directory: the metrics of its steps."""
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """The temporary folder for another run's snapshot, until this run has loaded its weights."""
 

@@ -40,6 +40,7 @@ from snapshot.errors import SnapshotError
 from store.errors import NoRevision, StoreError, StoreMoved, StoreRefused
 from store.fence import Fence, Fenced
 from store.fetch import read_store
+from store.hub import CARD
 from store.latest import (
     LATEST,
     Latest,
@@ -54,7 +55,7 @@ from store.latest import (
 )
 from store.store import LARGEST_MANIFEST_BYTES, Addition, Head, RemoteFile, Store, Transfer
 
-CARD, CURVES = "README.md", "curves.png"
+CURVES = "curves.png"
 CONFIGS = (CONFIG, ADAPTER_CONFIG, GENERATION)
 PARTS = r"(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
 WEIGHTS = re.compile(rf"(adapter_)?model{PARTS}")

@@ -20,7 +20,7 @@ from store.latest import FOLDER, SNAPSHOTS
 
 OF_RUN = re.compile(r"snapshots(/|$)")
 """How the paths begin that may hold snapshots."""
-PARTIAL = ".partial-"
+PART = ".partial-"
 """How a file is called until all of it is there."""
 
 
@@ -61,9 +61,9 @@ class Disk(FileSystem):
         target, digest = Path(self._at(path)), hashlib.sha256()
         match = FOLDER.fullmatch(path)
         if match is not None:  # an attempt's own; the next file has the same name meanwhile
-            part = Path(self._at(f"{SNAPSHOTS}/{PARTIAL}{match[3]}"))
+            part = Path(self._at(f"{SNAPSHOTS}/{PART}{match[3]}"))
         else:  # several attempts may write it at once
-            part = Path(self._at(f"{PARTIAL}{uuid.uuid4().hex[:8]}"))
+            part = Path(self._at(f"{PART}{uuid.uuid4().hex[:8]}"))
         self._ask(partial(_make_folders, Path(self._root), target.parent))
         try:
             opened = cast(BinaryIO, self._ask(partial(open, part, "wb")))

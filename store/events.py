@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.printable import printable
+from store.latest import TIME
 
 MOST_BYTES = 4 << 20
 """Enough for thousands of events or samples."""
@@ -20,7 +21,6 @@ Event = dict[str, Any]
 KINDS = ("start", "machine", "changed", "warning", "stop", "end")
 MOST_EVENTS = 4_000
 LONGEST_TEXT = 400
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 ATTEMPT = re.compile("[0-9a-f]{8}")
 
 

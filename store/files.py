@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from snapshot.disk.folder import MANIFEST, SYSTEM_FILES, entries_in, parse_json
+from snapshot.disk.folder import LARGEST_JSON_BYTES, MANIFEST, SYSTEM_FILES, entries_in, parse_json
 from snapshot.disk.state import STATE, state_in
 from snapshot.errors import SnapshotError
 from store.errors import NoFile, StoreError, StoreMoved, StoreUnreachable
@@ -39,7 +39,6 @@ from store.store import (
 )
 
 RECORDS = re.compile(r"metrics\.jsonl|events\.jsonl|proof\.json")
-LARGEST_JSON_BYTES = 4 << 20
 PARTS = re.compile(r"(snapshots/)?\.partial-[0-9a-z]{1,8}")
 BLOCK_BYTES = 8 << 20
 """What one request of a long transfer carries."""

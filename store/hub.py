@@ -32,13 +32,12 @@ from store.errors import (
     translate_errors,
 )
 from store.latest import LATEST
+from store.records import LARGEST_BYTES
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
 CARD = "README.md"
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
-RECORDS = ("metrics.jsonl", "events.jsonl")
-"""Files of a run that grow, and of which a store keeps the newest alone."""
 OWN_FILES = {CARD, ".gitattributes"}
 """Files that a repo may hold before a run uploads to it."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -194,7 +193,7 @@ class Hub(Store):
             digest = sent[path] if one._upload_mode == "lfs" else None
             files[path] = RemoteFile(one.upload_info.size, digest)
         after = Head(commit, head.private, files)
-        replaced = [path for path in RECORDS if path in add and path in head.files]
+        replaced = [path for path in LARGEST_BYTES if path in add and path in head.files]
         self._unneeded |= _digests_in({path: head.files[path] for path in (*delete, *replaced)})
         self._free(after)
         return after, transfer

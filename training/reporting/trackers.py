@@ -22,7 +22,7 @@ from accelerate.utils import listify
 
 from config.schema import Config, ConfigError
 from config.stored import as_plain
-from snapshot.start import METRICS
+from store.records import METRICS
 from training.reporting.console import Console
 from training.reporting.metrics import Record, read_metrics
 

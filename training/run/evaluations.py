@@ -14,9 +14,10 @@ from config.schema import Config
 from snapshot.disk.folder import folder_name, read_json, snapshots_in, write_whole
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.start import METRICS, Start
+from snapshot.start import Start
 from store.attempt import Best
 from store.latest import best_in
+from store.records import METRICS
 from training.distributed.agreement import decided_by_main
 from training.reporting.console import Console
 from training.reporting.metrics import held_out_at

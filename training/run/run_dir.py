@@ -28,10 +28,10 @@ from snapshot.disk.folder import (
     snapshots_in,
 )
 from snapshot.errors import SnapshotError
-from snapshot.start import METRICS, has_steps
+from snapshot.start import has_steps
 from store.events import parse_events
 from store.fetch import PARTIAL
-from store.records import EVENTS
+from store.records import EVENTS, METRICS
 from training.distributed.environment import is_local_main_process
 from training.exits import exit_code_in
 from training.reporting.console import say_error

@@ -32,8 +32,9 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.source import find
-from snapshot.start import METRICS, ORIGIN, Start, choose_start
+from snapshot.start import ORIGIN, Start, choose_start
 from store.fetch import ALL, PARTIAL, SMALL, Contents, StateCheck, remove_partial
+from store.records import METRICS
 from training.distributed.agreement import (
     decided_by_main,
     is_on_any,

@@ -14,11 +14,10 @@ from snapshot.disk.folder import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.source import find
-from snapshot.start import METRICS
 from store.events import newest_lines, read_events
 from store.fetch import Contents
 from store.latest import utc
-from store.records import EVENTS
+from store.records import EVENTS, METRICS
 from store.store import BRANCH
 from training.exits import (
     EXIT_AGAIN,

@@ -16,10 +16,10 @@ from loopback_hub import LoopbackHub
 from many_snapshots import copied
 from snapshot.disk.folder import read_json
 from snapshot.disk.state import read_state
-from snapshot.start import METRICS
 from store.attempt import Best, Card
 from store.fetch import read_store
 from store.hub import Hub
+from store.records import METRICS
 from store.uploader import Uploader
 from training.reporting.metrics import read_metrics
 
