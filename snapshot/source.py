@@ -91,8 +91,8 @@ def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -
         place = Hub(match[1], timeout), match[2] or BRANCH
     if place is None:
         raise SnapshotError(
-            f"{name} is neither a folder that exists nor the name of a repo on the Hub (owner/name "
-            "or owner/name@revision) or a URL."
+            f"{name} is neither a folder that exists nor a repo of the Hub (owner/name or "
+            "owner/name@revision) nor a URL."
         )
     contents = with_retries(lambda: read_store(*place))
     return Source(contents.name, contents=contents)
@@ -115,7 +115,10 @@ def naming(named: str, remedy: str = "") -> Iterator[None]:
     except (StoreError, SnapshotError) as error:
         if str(error).startswith(named):
             raise
-        raise SnapshotError(f"{named}: {str(error).rstrip('.')}.{remedy}") from error
+        value = named.partition("=")[2]
+        text = str(error).removeprefix(f"{value} is ")  # or it would be named twice
+        between = ": " if text == str(error) else " is "
+        raise SnapshotError(f"{named}{between}{text.rstrip('.')}.{remedy}") from error
 
 
 def newest_snapshot(path: Path) -> Path:

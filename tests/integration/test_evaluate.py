@@ -249,7 +249,7 @@ def test_mistakes_are_sentences(finished_run, pretrained, other_text, refused, t
     unknown.write_text("the run is lost \u00e9\n" * 9)
     single.write_text("t")
     for words, sentence in [
-        ([tmp_path / "none"], "is neither a folder that exists nor the name of a repo"),
+        ([tmp_path / "none"], "is neither a folder that exists nor a repo"),
         ([tmp_path], "manifest.json"),
         ([pretrained], "Name a text with --source."),
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),

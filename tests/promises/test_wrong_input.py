@@ -57,7 +57,11 @@ MISTAKES: list[Mistake] = [
     (
         "a snapshot that is none",
         ["snapshot.resume={tmp}/nowhere"],
-        ["snapshot.resume=", "must be auto, a folder that exists"],
+        [
+            "snapshot.resume=",
+            "nowhere is neither a folder that exists",
+            "auto is the newest",
+        ],
     ),
     ("an unknown tracker", ["run.tracker=foo"], ["run.tracker=foo"]),
 ]

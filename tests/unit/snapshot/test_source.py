@@ -55,6 +55,6 @@ def test_a_name_means_the_same_to_every_command(names, finished_run, tmp_path):
 def test_a_name_of_nothing_is_one_sentence(near_hub, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = len(near_hub.requests)
-    with pytest.raises(SnapshotError, match="neither a folder that exists nor the name of a repo"):
+    with pytest.raises(SnapshotError, match="neither a folder that exists nor a repo"):
         find(name)
     assert len(near_hub.requests) == asked
