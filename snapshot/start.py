@@ -221,7 +221,10 @@ def _also_in_store(local: Start, contents: Contents, root: Path) -> Start:
 def _named(
     resume: str, root: Path, timeout: float, refuse: StateCheck, wanted: re.Pattern[str]
 ) -> Start:
-    remedy = " Name a snapshot that is whole, a run's folder, or its store; auto is the run's own newest."
+    remedy = (
+        " Name a snapshot that is whole, a run's folder, or its store; auto is the newest of this "
+        "run."
+    )
     with naming(f"snapshot.resume={resume}", remedy):
         found = find(resume, timeout).fetch(root / ORIGIN, wanted, refuse)
     state = read_state(found.path)
