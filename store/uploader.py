@@ -247,6 +247,9 @@ class Uploader:
 
     def _try_later(self, error: BaseException) -> None:
         """Wait after an error; the second in turn is reported, and one that lasts at once."""
+        if self._is_done():  # nothing waits, so nothing has failed
+            self._pause(FIRST_DELAY_SECONDS)
+            return
         is_refusal, is_first = isinstance(error, StoreRefused), self._failure is None
         text = str(error) if isinstance(error, StoreError) else repr(error)
         short = error.short if isinstance(error, StoreError) else type(error).__name__
