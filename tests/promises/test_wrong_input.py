@@ -33,11 +33,6 @@ MISTAKES: list[Mistake] = [
         ["train.max_steps=0 must", "model.n_layer=-1 must", "model.dropout=1.5 must"],
     ),
     ("heads that do not divide", ["model.n_embd=130"], ["model.n_embd=130", "128 or 132"]),
-    (
-        "a batch that does not divide",
-        ["train.global_batch_size=12", "train.micro_batch_size=5"],
-        ["train.global_batch_size=12", "10 or 15", "micro_batch_size=4 or 6"],
-    ),
     ("a missing file", ["data.source={tmp}/none.txt"], ["no such file"]),
     ("an empty file", ["data.source={tmp}/empty.txt"], ["is empty"]),
     (
