@@ -181,7 +181,7 @@ def test_arguments_that_do_not_fit_the_model_are_refused(small, base, tmp_path, 
 REPOS = {
     "no such repo": ("nobody/nothing", "nobody/nothing"),
     "no such revision": (f"{REPO}@v9", "v9"),
-    "not a name": ("a/b/c", "neither a folder that exists nor the name of a repo"),
+    "not a name": ("a/b/c", "neither a folder that exists nor a repo"),
 }
 
 
