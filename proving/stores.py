@@ -18,7 +18,7 @@ from proving.lines import RED, Line, failed, passed, unchecked
 from proving.task import IN_UPLOAD, Outcome, Task
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, Unsupported
-from store.fetch import fetch_newest, read_store
+from store.fetch import SMALL, fetch, fetch_newest, read_store
 from store.kinds import open_store
 from store.latest import remote_step
 from store.store import Store
@@ -61,12 +61,14 @@ class Scratch:
 
         Raises StoreError and SnapshotError.
         """
+        contents = with_retries(lambda: read_store(self.store))
         with TemporaryDirectory() as folder:
-            contents = with_retries(lambda: read_store(self.store))
-            found = fetch_newest(contents, Path(folder))
-            if found.faults:
-                raise SnapshotError(found.faults[0])
-            return remote_step(found.folder)
+            for place in contents.folders():  # none may be seen before all of it is there
+                fetch(contents, place, Path(folder), SMALL)
+            newest = fetch_newest(contents, Path(folder))
+            if newest.faults:
+                raise SnapshotError(newest.faults[0])
+            return remote_step(newest.folder)
 
 
 def stored(launch: Launch, config: Config, whole: Outcome, steps: int) -> Iterator[Line]:
