@@ -6,6 +6,7 @@ own, of gloo, which nothing but these threads uses.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import torch
 
 from snapshot.disk.folder import TEMPORARY_PREFIX
-from snapshot.errors import SnapshotError
+from snapshot.errors import NumberFault, SnapshotError
 
 INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
 """File systems that may write back the bytes around those of a process: how their names begin."""
@@ -43,8 +45,8 @@ class Writers:
     def on_all(self, work: Callable[[], Result]) -> list[Result]:
         """Run `work()` on each process that writes; all results by rank, or the first error.
 
-        Each must call this in the same thread, in the same order. An error is raised on all of
-        them. Raises OSError if a process is gone or silent.
+        Results are what JSON can hold. Each must call this in the same thread, in the same order.
+        An error is raised on all of them. Raises OSError if a process is gone or silent.
         """
         if self.group is None:
             return [work()]
@@ -53,24 +55,32 @@ class Writers:
             result = work()
         except Exception as failed:
             error = failed
-        known = error is None or isinstance(error, OSError | SnapshotError)
-        rows = self._gather((result, error if known else OSError(f"{error!r} in rank {self.rank}")))
-        if not known:
-            assert error is not None
+        told = [result, None if error is None else _in_words(error, self.rank)]
+        rows = [json.loads(row) for row in self._gather(json.dumps(told))]
+        if error is not None and not isinstance(error, OSError | SnapshotError):
             raise error
-        if first := next((failed for _, failed in rows if failed is not None), None):
-            raise first
-        return [each for each, _ in rows]
+        rank = next((rank for rank, (_, failure) in enumerate(rows) if failure), None)
+        if rank is not None:
+            raise error if error is not None and rank == self.rank else _error_in(rows[rank][1])
+        return [result for result, _ in rows]
 
-    def _gather(self, row: Any) -> list[Any]:
-        from torch.distributed import all_gather_object
+    def _gather(self, text: str) -> list[str]:
+        """The texts of all, by rank. As bytes in tensors: torch would pickle objects."""
+        from torch.distributed import all_gather
 
-        rows = [None] * self.count
+        content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.count)]
         try:
-            all_gather_object(rows, row, group=self.group)
+            all_gather(sizes, torch.tensor([len(content)]), group=self.group)
+            room = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+            rows = [room.clone() for _ in sizes]
+            room[: len(content)] = content
+            all_gather(rows, room, group=self.group)
         except RuntimeError as error:  # gloo's, of a broken connection or the timeout
             raise OSError("another process that writes a part of it is gone or silent") from error
-        return rows
+        return [
+            bytes(row[: int(size)].numpy()).decode() for row, size in zip(rows, sizes, strict=True)
+        ]
 
     def end(self) -> None:
         """End the group: it must not outlive the one of training, or the process may abort."""
@@ -78,6 +88,20 @@ class Writers:
             from torch.distributed import destroy_process_group
 
             destroy_process_group(self.group)
+
+
+def _in_words(error: Exception, rank: int) -> tuple[str, str]:
+    """The kind and the message of an error, for the other processes."""
+    if isinstance(error, SnapshotError):
+        return type(error).__name__, str(error)
+    is_known = isinstance(error, OSError)
+    return OSError.__name__, str(error) if is_known else f"{error!r} in rank {rank}"
+
+
+def _error_in(words: tuple[str, str]) -> Exception:
+    kind, message = words
+    kinds = {of.__name__: of for of in (NumberFault, SnapshotError)}
+    return kinds.get(kind, OSError)(message)
 
 
 def find_writers(writers: Writers, root: Path, machine: int, has_parts: bool) -> Writers:
