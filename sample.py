@@ -168,8 +168,9 @@ def show(text: str) -> None:
 
 
 def find(options: argparse.Namespace) -> tuple[NamedModel, Tokenizer]:
-    """The model that is named, and its tokenizer. Raises SnapshotError, StoreError,
-    and DataError.
+    """The model that is named, and its tokenizer.
+
+    Raises SnapshotError, StoreError and DataError.
     """
     named = find_model(options.model, options.base)
     tokenizer = tokenizer_of(named.folder)

@@ -78,7 +78,7 @@ def contents_at_start(
 def _read_or_create(own: RunStore) -> Contents:
     store, known = own.store, own.known
     if known is not None:
-        return known if store.head(known=known.head) is known.head else read_store(store)
+        return read_store(store, known=known)
     store.require_token()
     contents = None
     with suppress(StoreMissing):

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from snapshot.disk.folder import LARGEST_JSON_BYTES, MANIFEST, SYSTEM_FILES, entries_in, parse_json
+from snapshot.disk.folder import MANIFEST, SYSTEM_FILES, entries_in, parse_json
 from snapshot.disk.state import STATE, state_in
 from snapshot.errors import SnapshotError
 from store.errors import NoFile, StoreError, StoreMoved, StoreUnreachable
@@ -31,6 +31,7 @@ from store.latest import FOLDER, LATEST, Latest, folders_in, remote_step
 from store.store import (
     BRANCH,
     LARGEST_LATEST_BYTES,
+    LARGEST_MANIFEST_BYTES,
     Addition,
     Head,
     RemoteFile,
@@ -195,9 +196,9 @@ class Files(Store):
     def _described(self, head: Head, folder: str) -> Latest:
         paths = [f"{folder}/{name}" for name in (MANIFEST, STATE)]
         sizes = [head.files[path].size if path in head.files else math.inf for path in paths]
-        if max(sizes) > LARGEST_JSON_BYTES:
+        if max(sizes) > LARGEST_MANIFEST_BYTES:
             raise SnapshotError(f"{folder} of {self.name} lacks a small file, or has a large one")
-        manifest, content = (self.read(head, path, LARGEST_JSON_BYTES) for path in paths)
+        manifest, content = (self.read(head, path, LARGEST_MANIFEST_BYTES) for path in paths)
         entries_in(parse_json(manifest, paths[0]), f"{paths[0]} of {self.name}")
         state = state_in(parse_json(content, paths[1]), f"{paths[1]} of {self.name}")
         digest = sha256(manifest).hexdigest()

@@ -1,7 +1,8 @@
 """A model repo of the Hub as a store: one commit for each upload.
 
-huggingface_hub, "the Hub client" in comments, has no timeouts of its own: store/http.py bounds its
-requests, store/errors.py translates its errors. Retries and decisions are left to the callers.
+huggingface_hub, "the Hub client" in comments, has no timeouts of its own: common/hub_client.py
+bounds its requests, store/errors.py translates its errors. Retries and decisions are left to the
+callers.
 """
 
 from __future__ import annotations
@@ -174,7 +175,11 @@ class Hub(Store):
         ):
             # Each in a copy of this context, which has the deadline.
             tasks = {path: pool.submit(copy_context().run, download, path) for path in paths}
-            places = [Path(task.result().removesuffix(path)) for path, task in tasks.items()]
+            try:
+                places = [Path(task.result().removesuffix(path)) for path, task in tasks.items()]
+            except BaseException:  # nobody waits for those that have not begun
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return folder or places[0]
 
     def publish(
