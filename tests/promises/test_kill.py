@@ -94,7 +94,7 @@ def test_an_interval_of_the_clock_changes_no_bit(small, tmp_path):
     fixed, chosen = tmp_path / "fixed", tmp_path / "chosen"
     whole = runs.launch("ddp_cpu.yaml", *overrides, "snapshot.every=1000", f"run.dir={fixed}")
     assert whole.returncode == 0, whole.stderr
-    by_the_clock = [*overrides, "snapshot.every_minutes=0.03", f"run.dir={chosen}"]
+    by_the_clock = [*overrides, "snapshot.every_minutes=0.01", f"run.dir={chosen}"]
     words = runs.launch_command("ddp_cpu.yaml", *by_the_clock)
     moment = after_a_rename(chosen, random.Random(1))
     assert kill_at(words, moment, tmp_path / "said", forked=False)
