@@ -122,10 +122,10 @@ exit(run.run(5, (0,)))
 def test_only_a_process_that_handles_the_signal_gets_it(tmp_path, worker, code):
     """A launcher that does not would die of it, as would a run that only just begins."""
     with Metadata("gcp") as server:
-        server.answer = NOTICES["gcp"]
         words = [sys.executable, "-c", ATTEMPTS, worker, str(tmp_path), server.address]
         with runs.started(words, forked=False) as process:
             assert process.stdout.readline() == "1\n"
+            server.answer = NOTICES["gcp"]  # an earlier one ends the launcher before its worker
             if code is None:
                 asked = server.asked
                 runs.wait_until(lambda: server.asked > asked + 1, process)
