@@ -38,7 +38,7 @@ def main(config: Config, session: Session) -> int:
     # The snapshot that this attempt resumes from, and the text at the revisions that it names.
     session.choose_start()
     corpus = prepare_text(accelerator, config, session.start, session.pretrained)
-    session.accept(corpus)
+    session.check_text(corpus)
 
     # The model: our own, or one of the Hub. It has no values before `session.restore`.
     if session.pretrained is None:

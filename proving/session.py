@@ -110,9 +110,9 @@ class ProvenSession(Session):
         accelerator.clip_grad_norm_ = recorded
         accelerator.backward = interrupted
 
-    def accept(self, corpus: Corpus) -> None:
-        """Accept the text as `Session` does."""
-        super().accept(corpus)
+    def check_text(self, corpus: Corpus) -> None:
+        """Check the text as `Session` does."""
+        super().check_text(corpus)
         self._first = self.next_step
 
     def open(self, model: LanguageModel) -> None:

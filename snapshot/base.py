@@ -63,6 +63,7 @@ WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Files of a whole model that hold weights."""
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
 GGUF = ".gguf"
+COMMIT = re.compile(r"[0-9a-f]{7,40}")
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """Of each file with weights, in the digest of a base."""
 
@@ -258,42 +259,56 @@ def check_weights(base: Base, config: ModelConfig) -> bool:
 
 
 def open_base_of(
-    adapters: Adapters, digest: str | None, where: Path, timeout: float, instead: str | None = None
+    adapters: Adapters, digest: str | None, where: Path, timeout: float, named: str | None = None
 ) -> Base:
     """The base of the adapters in the snapshot at `where`, whose weights have this digest.
 
-    `instead` is a folder that may hold it, too. The weights of a repo may be left to fetch. Raises
-    SnapshotError if it is not there or another model is, StoreError if the Hub cannot be reached.
+    `named` is what the user names as the base: another name than the snapshot's must be a folder
+    that holds the same model. The weights of a repo may be left to fetch. Raises SnapshotError if
+    the base is not there or another model is, StoreError if the Hub cannot be reached.
     """
     revision = adapters.revision
     label = adapters.base if revision is None else f"{adapters.base}@{revision[:12]}"
     key = f"{where} holds adapters. Their base {label}"
+    is_recorded = named is None or _is_name_of(adapters, named)
     other: Path | None = None
-    for folder in _folders_that_may_hold(adapters, instead):
+    for folder in _folders_that_may_hold(adapters, named, is_recorded):
         if (folder / CONFIG).is_file():
             other = folder
             with suppress(SnapshotError):  # half a download
                 if digest_of(folder) == digest:
                     return Base(key, label, folder)
     with naming(key):
-        if revision is not None:
+        if revision is not None and is_recorded:
             contents = with_retries(lambda: read_store(Hub(adapters.base, timeout), revision))
             return base_of(key, Source(label, contents=contents))
-        # An address is only opened if the user gives it, too.
-        given = (instead or "").removeprefix(PREFIX)
-        if given and f"{label}@".removeprefix(PREFIX).startswith(f"{given}@"):
+        if named is not None and is_recorded:  # no address is opened that the user does not give
             return base_of(key, find(label, timeout))
-    fault = "is not there" if other is None else f"is not what is in {other}"
+    fault = "is not there" if is_recorded else f"is not {named}"
+    fault = fault if other is None else f"is not what is in {other}"
     raise SnapshotError(
         f"{key} {fault}. Name the folder that it is in now: a resume takes "
         "model.pretrained=<folder>; sample.py, evaluate.py and snapshot merge --base <folder>."
     )
 
 
-def _folders_that_may_hold(adapters: Adapters, instead: str | None) -> Iterator[Path]:
-    if instead is not None:
-        given = expanded(instead)
+def _is_name_of(adapters: Adapters, named: str) -> bool:
+    """Whether a name is that of the repo or the store from which the adapters have their base."""
+    name, _, revision = named.removeprefix(PREFIX).partition("@")
+    if adapters.revision is None:
+        return f"{adapters.base}@".removeprefix(PREFIX).startswith(f"{named.removeprefix(PREFIX)}@")
+    is_other_commit = COMMIT.fullmatch(revision) and not adapters.revision.startswith(revision)
+    return name == adapters.base and not is_other_commit
+
+
+def _folders_that_may_hold(
+    adapters: Adapters, named: str | None, is_recorded: bool
+) -> Iterator[Path]:
+    if named is not None:
+        given = expanded(named)
         yield from (given, *snapshot_folders(snapshots_in(given)), *snapshot_folders(given))
+    if not is_recorded:
+        return
     if adapters.revision is None:
         yield Path(adapters.base)
         return

@@ -32,8 +32,6 @@ class RunStore:
     store: Store
     private: bool
     takeover: bool
-    known: Contents | None = None
-    """Its contents as this start has read them before."""
     for_all: bool = False
     """Whether other machines begin from it, too: their disks lack what this disk has."""
 
@@ -76,9 +74,7 @@ def contents_at_start(
 
 
 def _read_or_create(own: RunStore) -> Contents:
-    store, known = own.store, own.known
-    if known is not None:
-        return read_store(store, known=known)
+    store = own.store
     store.require_token()
     contents = None
     with suppress(StoreMissing):

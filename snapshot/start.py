@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -25,7 +24,7 @@ from snapshot.errors import DiskFault, SnapshotError
 from snapshot.run_store import RunStore, contents_at_start, with_newest
 from snapshot.source import find, naming
 from store.errors import StoreError
-from store.fetch import ALL, PARTIAL, Contents, NoneWhole, StateCheck, fetch_newest
+from store.fetch import Contents, NoneWhole, StateCheck, fetch_newest
 from store.latest import Latest
 from store.records import METRICS
 
@@ -56,11 +55,6 @@ class Start:
         """`latest.json` of the run's own store; None if there is none, or it was not read."""
         return None if self.contents is None else self.contents.latest
 
-    @property
-    def is_whole(self) -> bool:
-        """False if `folder` has no more yet than the small files."""
-        return self.folder is None or PARTIAL not in self.folder.parts
-
     def is_in(self, run_dir: Path) -> bool:
         """Whether it is a snapshot of the run in `run_dir`, and not one of another run."""
         return self.folder is not None and self.folder.parent == snapshots_in(run_dir)
@@ -72,12 +66,11 @@ def choose_start(
     own: RunStore | None = None,
     timeout: float = 60.0,
     refuse: StateCheck = lambda state: None,
-    wanted: re.Pattern[str] = ALL,
 ) -> Start:
     """The start that `snapshot.resume` (auto, or a name as for `find`) means for this run.
 
     `own` is the run's own store. `timeout` is that of requests to a named one, in seconds. `refuse`
-    raises OtherRun for a state, before more of its snapshot is downloaded: what is `wanted`.
+    raises OtherRun for a state, before more of its snapshot is downloaded.
 
     Only the process that writes to `run_dir` may call this: it removes what a killed process left.
 
@@ -87,11 +80,11 @@ def choose_start(
     """
     root = snapshots_in(run_dir)
     remove_leftovers(root)
-    start = _own_newest(root, own, refuse, wanted)
+    start = _own_newest(root, own, refuse)
     # If an earlier attempt of this command began there, the named snapshot may be gone.
     began_from = None if start.state is None else value_of(start.state.config, "snapshot.resume")
     if resume != "auto" and began_from != public_resume(resume):
-        named = _named(resume, root, timeout, refuse, wanted)
+        named = _named(resume, root, timeout, refuse)
         start = _branch(start, named, run_dir, resume)
     if start.state is not None:
         refuse(start.state)
@@ -105,15 +98,13 @@ def has_steps(run_dir: Path) -> bool:
     return False
 
 
-def _own_newest(
-    root: Path, own: RunStore | None, refuse: StateCheck, wanted: re.Pattern[str]
-) -> Start:
+def _own_newest(root: Path, own: RunStore | None, refuse: StateCheck) -> Start:
     """The newest whole snapshot of this run, on this disk or in its store."""
     newest, faults = newest_verified(root, check_snapshot)
     state = None if newest is None else read_state(newest)
     start = Start(newest, state, f"{newest}, the newest of this run", _skipped(faults))
     if own is not None:
-        start = newest_of_disk_and_store(own, start, root, refuse, wanted)
+        start = newest_of_disk_and_store(own, start, root, refuse)
     if start.folder is not None:
         return start
     if faults:
@@ -140,7 +131,6 @@ def newest_of_disk_and_store(
     local: Start,
     root: Path,
     refuse: StateCheck | None = None,
-    wanted: re.Pattern[str] = ALL,
 ) -> Start:
     """The newer of `local`, the newest on this disk, and the store's, downloaded to `root`.
 
@@ -177,7 +167,7 @@ def newest_of_disk_and_store(
         )
     step = -1 if state is None else state.step
     try:
-        found = fetch_newest(contents, root, wanted, refuse, after=step)
+        found = fetch_newest(contents, root, refuse=refuse, after=step)
     except NoneWhole as error:
         if state is None:
             fault = f"{str(error).rstrip('.')}. Start again in another store."
@@ -218,15 +208,13 @@ def _also_in_store(local: Start, contents: Contents, root: Path) -> Start:
     return replace(local, folder=None, state=None)
 
 
-def _named(
-    resume: str, root: Path, timeout: float, refuse: StateCheck, wanted: re.Pattern[str]
-) -> Start:
+def _named(resume: str, root: Path, timeout: float, refuse: StateCheck) -> Start:
     remedy = (
         " Name a snapshot that is whole, a run's folder, or its store; auto is the newest of this "
         "run."
     )
     with naming(f"snapshot.resume={resume}", remedy):
-        found = find(resume, timeout).fetch(root / ORIGIN, wanted, refuse)
+        found = find(resume, timeout).fetch(root / ORIGIN, refuse=refuse)
     state = read_state(found.path)
     where, remote = f"{found.path}", None
     if found.contents is not None:

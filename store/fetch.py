@@ -114,15 +114,10 @@ class Contents:
         return None
 
 
-def read_store(store: Store, revision: str = BRANCH, known: Contents | None = None) -> Contents:
-    """Read the contents of a store; `revision` may be a snapshot's folder. Raises StoreError.
-
-    Returns what is `known` where nothing was published since that was read.
-    """
+def read_store(store: Store, revision: str = BRANCH) -> Contents:
+    """Read the contents of a store; `revision` may be a snapshot's folder. Raises StoreError."""
     is_folder = FOLDER.fullmatch(f"{revision}/{MANIFEST}") is not None
-    head = store.head(BRANCH if is_folder else revision, None if known is None else known.head)
-    if known is not None and head is known.head:
-        return known
+    head = store.head(BRANCH if is_folder else revision)
     if is_folder:
         inside = {path: head.files[path] for path in head.files if path.startswith(f"{revision}/")}
         head = replace(head, files=inside)

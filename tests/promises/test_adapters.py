@@ -171,6 +171,9 @@ def test_a_base_is_known_by_its_weights_wherever_it_is(trained, llama, tmp_path)
     assert open_base_of(adapters, digest, place, 1.0).folder == llama
     moved = shutil.copytree(llama, tmp_path / "moved")
     assert open_base_of(adapters, digest, place, 1.0, str(moved)).folder == moved
+    for other in (families.make("llama", tmp_path / "other"), "them/other"):
+        with pytest.raises(SnapshotError, match=rf"base .* is not (what is in )?{other}"):
+            open_base_of(adapters, digest, place, 1.0, str(other))  # another base is another run
     gone = read_json(place / "adapter_config.json") | {"base_model_name_or_path": "gone"}
     (place / "adapter_config.json").write_text(json.dumps(gone))
     seal(place)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -38,12 +37,11 @@ def begins(small, tmp_path, monkeypatch):
 
     def begun(*words: str) -> int | None:
         config = load_config([*small, "hub.timeout_seconds=5", *words])
-        refuse = partial(refuse_other_run, config=as_plain(config), data=None)
         lock, run_dir = RunLock(), Path(config.run.dir)
         refuse_foreign(run_dir)
         lock.acquire(run_dir)
         try:
-            state = start._choose(config, lock, refuse).state
+            state = start._choose(config, lock).state
         finally:
             lock.release()
         return None if state is None else state.step

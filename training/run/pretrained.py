@@ -206,10 +206,10 @@ class PretrainedModel:
         held, here = read_adapters(place), self._accelerator.is_local_main_process
         assert held is not None, "check_snapshot has found them"
         self._base_config, self._base_digest = state.base_config, state.base_digest
-        timeout, instead = self._config.hub.timeout_seconds, self._config.model.pretrained
+        timeout, named = self._config.hub.timeout_seconds, self._config.model.pretrained
 
         def find() -> Path:
-            found = open_base_of(held, state.base_digest, place, timeout, instead)
+            found = open_base_of(held, state.base_digest, place, timeout, named)
             return found.fetch_weights(here)
 
         self._weights = local_main_first(self._accelerator, find)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
 from config.schema import Config
+from config.stored import as_plain
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
@@ -64,6 +64,7 @@ from training.run.pretrained import (
 )
 from training.run.records import begin_records
 from training.run.run_dir import RunLock
+from training.run.same_run import refuse_other_run
 from training.run.save_steps import SaveSteps
 from training.run.saving import SnapshotWriter
 from training.run.signals import (
@@ -77,10 +78,9 @@ from training.run.start import (
     lock_run_dir,
     open_run,
     state_at,
-    take_start,
 )
 from training.run.stop import Stop
-from training.run.text import blocks_of
+from training.run.text import begin_stream, blocks_of, data_facts
 from training.run.tuning import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.step import build_gradient_buckets, compute_reproducibly
@@ -160,17 +160,16 @@ class Session:
         self.start: Start = agree_on_start(accelerator, config, self._lock)
         self.pretrained = find_pretrained(accelerator, config, self.start)
 
-    def accept(self, corpus: Corpus) -> None:
-        """Compare the text with the snapshot's, and read on where that ends.
+    def check_text(self, corpus: Corpus) -> None:
+        """Compare the text with the snapshot's; a streamed one resumes where that ends.
 
-        Raises SnapshotError for the text of another run. Only then are a snapshot's weights
-        downloaded.
+        Raises SnapshotError for the text of another run.
         """
         accelerator, config, pretrained = self.accelerator, self.config, self.pretrained
-        self.corpus = corpus
-        self.start = start = take_start(accelerator, config, self._lock, self.start, corpus)
-        if pretrained is not None and start.folder is not None:
-            pretrained.base = replace(pretrained.base, folder=start.folder)
+        self.corpus, start = corpus, self.start
+        if start.state is not None:
+            refuse_other_run(start.state, as_plain(config), data_facts(corpus))
+        begin_stream(corpus, config, start.state)
         base = None if pretrained is None else pretrained.base
         machine = computed_on(accelerator, config.run)
         self.state = state_at(start, config, corpus, machine, base)

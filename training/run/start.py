@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,19 +19,18 @@ from snapshot.base import Base
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
     TEMPORARY_PREFIX,
-    manifest_entries,
     manifest_sha256,
     prune,
     remove_leftovers,
     snapshots_in,
-    verify,
+    step_of,
     write_whole,
 )
 from snapshot.disk.state import RunState, read_state
-from snapshot.errors import OtherRun, SnapshotError
+from snapshot.errors import SnapshotError
 from snapshot.source import find
-from snapshot.start import ORIGIN, Start, choose_start
-from store.fetch import ALL, PARTIAL, SMALL, Contents, StateCheck, remove_partial
+from snapshot.start import Start, choose_start
+from store.fetch import remove_partial
 from store.records import METRICS
 from training.distributed.agreement import (
     decided_by_main,
@@ -46,7 +43,7 @@ from training.distributed.environment import is_one_machine
 from training.reporting.metrics import MetricsFile
 from training.run.run_dir import CONFIG_FILE, RunLock, not_writable, refuse_foreign
 from training.run.same_run import refuse_other_run
-from training.run.text import begin_stream, data_facts
+from training.run.text import data_facts
 from training.run.uploading import store_of
 
 
@@ -92,66 +89,33 @@ def _leave_mark(run_dir: Path) -> str:
 def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> Start:
     """Choose the snapshot that this attempt resumes from; the main process chooses and verifies.
 
-    Every process must call this. Where machines have disks of their own, all use the same. Of a
-    snapshot that is only on the Hub, no more than the small files are downloaded: `take_start`
-    follows when the text is known. Raises SnapshotError where a snapshot cannot be used or is
-    another run's by the configuration, and where another machine can neither see nor download the
-    one that the main process chose.
+    Every process must call this. Where machines have disks of their own, each uses its own copy or
+    downloads it. Raises SnapshotError where a snapshot cannot be used or is another run's by the
+    configuration, and where another machine can neither see nor download the chosen one.
     """
-    refuse = partial(refuse_other_run, config=as_plain(config))
-    return _agree(accelerator, config, partial(_choose, config, lock, refuse, SMALL))
+    start = Start(None, None, "")
 
+    def choose() -> dict[str, Any] | None:
+        nonlocal start
+        start = _choose(config, lock)
+        return _facts_of(start, config)
 
-def take_start(
-    accelerator: Accelerator, config: Config, lock: RunLock, start: Start, corpus: Corpus
-) -> Start:
-    """Compare the text with the snapshot's, and download what is missing of that.
-
-    Every process must call this. Raises SnapshotError for the text of another run, and as
-    `agree_on_start` does.
-    """
-    refuse = partial(refuse_other_run, config=as_plain(config), data=data_facts(corpus))
-    try:
-        if start.state is not None:
-            refuse(start.state)
-        begin_stream(corpus, config, start.state)
-    except OtherRun:
-        if accelerator.is_local_main_process and not start.is_whole:
-            with suppress(OSError):
-                remove_partial(snapshots_in(Path(config.run.dir)))
-        raise
-    if is_on_any(accelerator, not start.is_whole):
-
-        def choose() -> Start:
-            return start if start.is_whole else _choose(config, lock, refuse, ALL, start.contents)
-
-        start = _agree(accelerator, config, choose)
-        begin_stream(corpus, config, start.state)  # of an older snapshot if the newest is damaged
-    return start
-
-
-def _agree(accelerator: Accelerator, config: Config, choose: Callable[[], Start]) -> Start:
-    """The start that the main process chooses, on all machines."""
-    start = run_on_main(accelerator, choose)
-    facts = decided_by_main(accelerator, lambda: _facts_of(start, config))
-    chosen = None if facts is None else Chosen(**facts)
-    # The main process has verified its own.
-    looks = accelerator.is_local_main_process and not accelerator.is_main_process
-    lacks = run_on_all(
-        accelerator, lambda: looks and chosen is not None and not chosen.is_here(config)
+    facts = decided_by_main(accelerator, choose)
+    if facts is None:
+        return start
+    chosen, is_main = Chosen(**facts), accelerator.is_main_process
+    if is_one_machine():
+        return start if is_main else chosen.here(config)
+    fetches = accelerator.is_local_main_process and not is_main
+    return local_main_first(
+        accelerator, lambda: start if is_main else chosen.on_other_machine(config, fetches)
     )
-    theirs = local_main_first(
-        accelerator,
-        lambda: Start(None, None, "") if chosen is None else chosen.start(config, lacks),
-    )
-    return theirs if start is None else start
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The snapshot that the main process has chosen, as the other machines look for it."""
+    """The snapshot that the main process has chosen, as the other processes look for it."""
 
-    step: int
     identity: str
     """The sha256 of its manifest."""
     place: str
@@ -159,47 +123,37 @@ class Chosen:
     remote: str | None
     """Its name in a store, if one has it."""
 
-    def folder(self, config: Config) -> Path:
-        """Where a machine has it."""
-        return snapshots_in(Path(config.run.dir)) / self.place
+    def here(self, config: Config) -> Start:
+        """The start of a process that sees the same disk, or has its own copy.
 
-    @property
-    def is_whole(self) -> bool:
-        """False if it is no more yet than the small files."""
-        return PARTIAL not in Path(self.place).parts
-
-    def is_here(self, config: Config) -> bool:
-        """Whether this machine has it, undamaged."""
-        folder = self.folder(config)
-        with suppress(SnapshotError, OSError):
-            if manifest_sha256(folder) == self.identity:
-                if self.is_whole:
-                    check_snapshot(folder)
-                else:
-                    verify(folder, list(filter(SMALL.fullmatch, manifest_entries(folder))))
-                return True
-        return False
-
-    def start(self, config: Config, lacks: bool) -> Start:
-        """The start of a process of another machine, or of this one, which downloads what it lacks.
-
-        Raises SnapshotError where it can neither be seen nor downloaded.
+        Raises SnapshotError if that is another snapshot.
         """
-        folder = self.folder(config)
-        if lacks:
-            if self.remote is None:
-                fault = f"{folder} is missing or damaged on this machine"
-                raise SnapshotError(f"{fault}: {_remedy(config)}.")
-            root = snapshots_in(Path(config.run.dir))
-            root = root / ORIGIN if ORIGIN in folder.parts else root
-            source = find(self.remote, config.hub.timeout_seconds)
-            folder = source.fetch(root, ALL if self.is_whole else SMALL).path
-            if self.is_whole:
-                prune(root, self.step, config.snapshot.keep)
+        folder = snapshots_in(Path(config.run.dir)) / self.place
         if manifest_sha256(folder) != self.identity:
             what = f"{folder} differs from the snapshot of the main process"
             raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
         return Start(folder, read_state(folder), "")
+
+    def on_other_machine(self, config: Config, fetches: bool) -> Start:
+        """The start of a process of another machine; the first there fetches what is missing.
+
+        Raises SnapshotError where the snapshot can neither be seen nor downloaded.
+        """
+        root = snapshots_in(Path(config.run.dir))
+        folder = root / self.place
+        if fetches and not self._is_whole(folder):
+            if self.remote is None:
+                fault = f"{folder} is missing or damaged on this machine"
+                raise SnapshotError(f"{fault}: {_remedy(config)}.")
+            root = folder.parent
+            source = find(self.remote, config.hub.timeout_seconds)
+            prune(root, step_of(source.fetch(root).path), config.snapshot.keep)
+        return self.here(config)
+
+    def _is_whole(self, folder: Path) -> bool:
+        with suppress(SnapshotError, OSError):
+            return manifest_sha256(folder) == self.identity and bool(check_snapshot(folder))
+        return False
 
 
 def _remedy(config: Config) -> str:
@@ -221,32 +175,20 @@ def _facts_of(start: Start | None, config: Config) -> dict[str, Any] | None:
     if start.folder.is_relative_to(root):
         folder = start.folder.relative_to(root)
     return {
-        "step": start.state.step,
         "identity": manifest_sha256(start.folder),
         "place": folder.as_posix(),
         "remote": start.remote,
     }
 
 
-def _choose(
-    config: Config,
-    lock: RunLock,
-    refuse: StateCheck = lambda state: None,
-    wanted: re.Pattern[str] = ALL,
-    known: Contents | None = None,
-) -> Start:
+def _choose(config: Config, lock: RunLock) -> Start:
     store = store_of(config)
-    if store is not None:
-        store = replace(store, for_all=lock.own_disks)
-    if store is not None and known is not None:
-        store = replace(store, store=known.store, known=known)
     return choose_start(
         Path(config.run.dir),
         config.snapshot.resume,
-        store,
+        None if store is None else replace(store, for_all=lock.own_disks),
         timeout=config.hub.timeout_seconds,
-        refuse=refuse,
-        wanted=wanted,
+        refuse=partial(refuse_other_run, config=as_plain(config)),
     )
 
 
@@ -260,7 +202,7 @@ def open_run(config: Config, start: Start, lock: RunLock, is_main: bool) -> Metr
     run_dir = Path(config.run.dir)
     try:
         remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
-        remove_partial(snapshots_in(run_dir))
+        remove_partial(snapshots_in(run_dir))  # a download that this start did not need
         if not is_main:
             return None
         write_whole(run_dir / CONFIG_FILE, as_yaml(config))

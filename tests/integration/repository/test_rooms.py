@@ -269,7 +269,7 @@ def test_train_py_is_a_plain_loop():
         "Accelerator(",
         "session.choose_start(",
         "prepare_text(",
-        "session.accept(",
+        "session.check_text(",
         "build_empty(",
         "make_optimizer(",
         "window_loader(",

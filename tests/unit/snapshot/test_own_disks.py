@@ -105,10 +105,9 @@ def test_a_machine_that_lacks_the_snapshot_says_what_to_do(finished_run, tmp_pat
     identity = manifest_sha256(runs.snapshot(finished_run, 30))
     is_named = key.startswith("snapshot.resume")
     place = key.partition("=")[2] if is_named else "step-00000030"
-    chosen = Chosen(30, identity, place, remote=None)
-    assert not chosen.is_here(config)
+    chosen = Chosen(identity, place, remote=None)
     with pytest.raises(SnapshotError) as caught:
-        chosen.start(config, lacks=True)
+        chosen.on_other_machine(config, fetches=True)
     root = Path("/nowhere") if is_named else tmp_path / "own disk" / "snapshots"
     folder = root / "step-00000030"
     assert str(caught.value) == f"{folder} is missing or damaged on this machine: {remedy}."

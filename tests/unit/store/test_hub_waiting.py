@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ import runs
 from config.compose import load_config
 from snapshot.start import choose_start
 from store.errors import StoreUnreachable
-from store.fetch import SMALL
 from training.reporting.events import Events
 from training.run.records import fetch_missing
 
@@ -70,18 +68,3 @@ def test_a_start_without_a_snapshot_stops(near_hub, tmp_path):
     with pytest.raises(StoreUnreachable, match="unknown whether me/run holds a snapshot"):
         choose_start(tmp_path / "run", "auto", hubs.store(TIMEOUT_SECONDS))
     assert time.monotonic() - before < 2 * TIMEOUT_SECONDS
-
-
-def test_the_second_look_of_a_start_asks_for_the_head_alone(near_hub, finished_run, tmp_path):
-    """It finds what came meanwhile."""
-    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
-    own = hubs.store(TIMEOUT_SECONDS)
-    first = choose_start(tmp_path / "run", "auto", own, wanted=SMALL)
-    assert (first.state.step, first.is_whole) == (10, False)
-    again = replace(own, store=first.contents.store, known=first.contents)
-    listings = near_hub.count("tree")
-    whole = choose_start(tmp_path / "run", "auto", again)
-    assert (whole.state.step, whole.is_whole, near_hub.count("tree")) == (10, True, listings)
-    shutil.rmtree(whole.folder)
-    hubs.put(near_hub, runs.snapshot(finished_run, 30), 30, run=first.state.run_id)
-    assert choose_start(tmp_path / "run", "auto", again).state.step == 30
