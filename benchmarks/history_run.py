@@ -111,7 +111,7 @@ class Run:
         from training.reporting.metrics import MetricsFile
         from training.reporting.report import Report
         from training.run.evaluations import BestSnapshot
-        from training.run.saving import SnapshotWriter
+        from training.run.writer import SnapshotWriter
 
         start = choose_start(self.dir, "auto")
         if start.folder is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
@@ -24,10 +25,10 @@ from model.generate import generate
 from planning.allocation_log import LiveBytes
 from training.distributed.accelerator import Accelerator
 from training.evaluation import Sample, held_out_loss
-from training.run import saving
 from training.run import session as session_file
+from training.run import writer
 from training.run.command import run_command
-from training.run.saving import SnapshotWriter
+from training.run.writer import SnapshotWriter
 
 FIRST_MEASURED = 3
 """DDP builds its buckets and AdamW creates its state before it."""
@@ -52,16 +53,18 @@ def last_characters(accelerator, model, *_, **__) -> Sample:
 
 
 class InThisThread:
-    """A thread that is done when it has begun."""
+    """An executor whose work is done when it is submitted."""
 
-    def __init__(self, target, args, name) -> None:
-        self.start = lambda: target(*args)
+    def __init__(self, *_) -> None:
+        pass
 
-    def join(self, seconds=None) -> None:
-        """It has ended."""
+    def submit(self, work, *arguments) -> Future:
+        future = Future()
+        future.set_result(work(*arguments))
+        return future
 
-    def is_alive(self) -> bool:
-        return False
+    def shutdown(self) -> None:
+        """Nothing is left."""
 
 
 class PeakMemory:
@@ -117,10 +120,10 @@ def main(config, session) -> int:
 
     Accelerator.clip_grad_norm_ = measured_clip
     train.reseed, SnapshotWriter.begin = measured_reseed, in_phase("snapshot", measured_begin)
-    for module in (train, session_file):  # the loop's evaluation, and the probe before a snapshot
+    for module in (train, session_file):
         module.held_out_loss = in_phase("evaluation", held_out_loss)
     train.sample_text = in_phase("sampling", last_characters)
-    saving.Thread = InThisThread  # whose tensors are counted
+    writer.ThreadPoolExecutor = InThisThread  # whose tensors are counted
     with tracker:
         code = train.main(config, session)
     totals = defaultdict(list)

@@ -66,7 +66,7 @@ class Bench:
         from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
         from training.reporting.console import Console
-        from training.run.saving import writers_of
+        from training.run.writer import writers_of
         from training.step import make_optimizer
 
         self.place, self.dist = place, dist

@@ -33,7 +33,7 @@ from training.distributed.environment import is_main_process
 from training.reporting.machine import computed_on
 from training.run.run_dir import RunLock
 from training.run.session import Due, Session
-from training.run.stop import Stop
+from training.run.stopping import Agreement
 
 SNAPSHOT_SECONDS = 600
 """The longest that a snapshot is waited for, in the middle of the next step."""
@@ -65,17 +65,14 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     return config
 
 
-class StopAfter(Stop):
+class EndAfter(Agreement):
     """Also ends the attempt after a step, on all processes."""
 
-    def __init__(self, session: ProvenSession, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._session = session
+    last_step: int
 
-    def agreed(self, step: int) -> bool:
+    def is_end(self, step: int) -> bool:
         """Whether this attempt ends with this step. Every process must call this, each step."""
-        stops = super().agreed(step)
-        if not stops and self._session.state.step >= self._session.task.until:
+        if not super().is_end(step) and step >= self.last_step:
             self.reason = END_OF_TASK
         return bool(self.reason)
 
@@ -121,9 +118,10 @@ class ProvenSession(Session):
         if self._uploads is not None and self.task.dies_in == IN_UPLOAD:
             _die_after_contents(self._uploads._store)
 
-    def _stop_of_run(self) -> Stop:
-        arguments = (self.accelerator, self.config.run, self.signals, self._saves)
-        return StopAfter(self, *arguments)
+    def _agree_from(self, step: int) -> Agreement:
+        agreement = EndAfter(self.accelerator, self.config, self.signals, step, age=0.0)
+        agreement.last_step = self.task.until
+        return agreement
 
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard

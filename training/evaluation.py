@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderShard
-from accelerate.utils import broadcast, send_to_device
+from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from data.corpus import Corpus
@@ -41,18 +40,6 @@ def held_out_loss(
     model.train()
     loss_sum, count = accelerator.reduce(total, "sum").tolist()
     return loss_sum / count
-
-
-def first_window(accelerator: Accelerator, loader: DataLoaderShard, micro_batch: int) -> Any:
-    """The batch of the first held-out window, on the device; the same on every process.
-
-    For a compiled model it is padded to a micro-batch, the shape that the model is compiled for.
-    """
-    windows = loader.dataset
-    items = list(windows.in_order(1))
-    if is_compiled(accelerator):
-        items += [windows.nothing] * (micro_batch - 1)
-    return send_to_device(windows.__getitems__(items), accelerator.device)
 
 
 class Sample(NamedTuple):

@@ -15,14 +15,7 @@ from store.errors import StoreError, StoreRefused, StoreUnreachable
 from training.distributed.agreement import FailedElsewhere, is_lasting
 from training.exits import OutOfMemory, TrainingStopped
 from training.run.command import _code_for
-from training.run.signals import (
-    EXIT_CODES,
-    LAUNCHER_GONE,
-    TIME_IS_OVER,
-    WORKER_GONE,
-    exit_code_of,
-    name_of,
-)
+from training.run.stopping import CAUSES, LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE
 
 PAGE = (runs.ROOT / "docs" / "resume-and-faults.md").read_text(encoding="utf-8")
 LOST = RuntimeError("[gloo] Connection closed by peer")
@@ -31,7 +24,6 @@ LOST = RuntimeError("[gloo] Connection closed by peer")
 @pytest.mark.parametrize(
     ("cause", "code"),
     [
-        (None, 0),
         (signal.SIGUSR1, 75),
         (TIME_IS_OVER, 75),
         (LAUNCHER_GONE, 75),
@@ -42,9 +34,8 @@ LOST = RuntimeError("[gloo] Connection closed by peer")
     ],
 )
 def test_what_asks_a_run_to_end_has_a_code(cause, code):
-    assert exit_code_of(cause) == code
-    assert cause is None or (cause in EXIT_CODES and name_of(cause))
-    assert set(EXIT_CODES.values()) == {1, 75, 130, 143}
+    assert CAUSES[cause].exit_code == code
+    assert {cause.exit_code for cause in CAUSES.values()} == {1, 75, 130, 143}
 
 
 @pytest.mark.parametrize(

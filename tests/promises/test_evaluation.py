@@ -21,10 +21,9 @@ from snapshot.disk.state import RunState, read_state
 from snapshot.start import Start
 from training.evaluation import sample_text
 from training.exits import TrainingStopped
-from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.summary import rate_jump
-from training.run.evaluations import MOST_TRIES, evaluation_is_pending
+from training.run.evaluations import evaluation_is_pending
 
 
 def test_a_killed_evaluation_is_repeated_at_the_resume(finished_run, small, tmp_path):
@@ -51,7 +50,7 @@ def test_no_sample_is_drawn_from_broken_weights(small, tmp_path):
     broken = ["optim.learning_rate=1e38", "optim.warmup_steps=0", "train.sample_every=1"]
     result = runs.train(*small, *rare, *broken)
     assert result.returncode == 1
-    assert "stopped: the held-out loss is nan after step 1. There is no snapshot" in result.stderr
+    assert "stopped: the model's logits are not finite" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -84,18 +83,7 @@ class Resumed:
         metrics.append([{"event": "train", "step": 10, "loss": 2.0}, *events])
 
     def is_pending(self) -> bool:
-        console = Console(True, 20, 10)
-        return evaluation_is_pending(
-            Accelerator(cpu=True), console, self.config, self.start, self.state
-        )
-
-
-def test_an_evaluation_that_ends_every_attempt_is_left_out(tmp_path, capsys):
-    resumed = Resumed(tmp_path)
-    assert [resumed.is_pending() for _ in range(MOST_TRIES + 2)] == [True] * MOST_TRIES + [
-        False
-    ] * 2
-    assert "the evaluation of step 10 was interrupted 3 times" in capsys.readouterr().out
+        return evaluation_is_pending(self.config, self.start, self.state)
 
 
 @pytest.mark.parametrize(("loss", "best"), [(2.5, 2.5), (3.5, 3.0)])

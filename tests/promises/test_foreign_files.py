@@ -32,18 +32,14 @@ def everything_in(folder: Path) -> dict[str, str]:
 
 OVERWRITTEN = [
     "config.yaml",
-    "config.yaml.new",
     "metrics.jsonl",
     "events.jsonl",
-    "best.json",
     "attempts.txt",
     "curves.png",
     "exit_code",
     "trackers/wandb.log",
     "snapshots/photo.jpg",
     "snapshots/step-00000002/notes.txt",
-    "trace.json",
-    "profile_0.json",
 ]
 
 

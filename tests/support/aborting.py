@@ -1,8 +1,6 @@
-"""train.py, of which a process aborts at step 5 in a thread of C, as NCCL's watchdog does.
+"""train.py, whose process of rank 0 aborts at step 5 in a thread of C, as NCCL's watchdog does.
 
-RANK_THAT_ABORTS=0 accelerate launch ... tests/support/aborting.py key=value ...
-
-Where the launcher starts the processes again, none aborts.
+accelerate launch ... tests/support/aborting.py key=value ...
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from training.run.command import run_command
 
 
 def aborted(step: int, *rest):
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    if first and step == 5 and os.environ["RANK"] == os.environ["RANK_THAT_ABORTS"]:
+    if step == 5 and os.environ["RANK"] == "0":
         process = ctypes.CDLL(None)
         process.pthread_create(byref(ctypes.c_ulong()), None, cast(process.abort, c_void_p), None)
         time.sleep(600)  # as a process that waits for the lost one

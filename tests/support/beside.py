@@ -21,9 +21,9 @@ import train
 from model.gpt import GPT
 from snapshot.disk.save import Snapshot
 from snapshot.disk.tensors import Part
-from training.run import command, saving
+from training.run import command, writer
 from training.run.session import Session
-from training.run.signals import Signals
+from training.run.stopping import Signals
 
 LONGEST_SECONDS = 20
 LAG = 3
@@ -36,7 +36,7 @@ def main(config, session) -> int:
     beside: list[int] = []
     pending: list[Snapshot] = []
     lags_left = threading.Event()
-    begin, forward, restore = saving.begin_snapshot, GPT.forward, Session.restore
+    begin, forward, restore = writer.begin_snapshot, GPT.forward, Session.restore
     write_part = Part.write
     whole.set()
 
@@ -92,12 +92,12 @@ def main(config, session) -> int:
         restore(session, model, optimizer, *rest)
         optimizer.optimizer.register_step_pre_hook(refuse_to_change)  # after the session's own
 
-    saving.begin_snapshot, GPT.forward = begin_and_linger, forward_and_tell
+    writer.begin_snapshot, GPT.forward = begin_and_linger, forward_and_tell
     Session.restore = restore_and_watch
     if ending == "lags":
         Part.write = write_late
     if ending == "goes_on":
-        saving.room_for_copies = lambda: 0
+        writer.room_for_copies = lambda: 0
     code = train.main(config, session)
     if beside:
         print(f"beside a step: {beside}")

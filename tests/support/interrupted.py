@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -26,10 +25,8 @@ def main(config, session) -> int:
         stepped(report, step, *figures)
 
     def evaluate_or_die(accelerator, model, batches):
-        if at[0] == killed_after and not isinstance(batches, list):  # not the probe of one batch
-            for thread in threading.enumerate():
-                if thread.name == "snapshot":
-                    thread.join()
+        if at[0] == killed_after:
+            session.finish_writing()
             os._exit(9)
         return evaluate(accelerator, model, batches)
 

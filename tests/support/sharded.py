@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from snapshot.disk.tensors import Part
 from snapshot.disk.writers import Writers
-from training.run import command, saving
+from training.run import command, writer
 
 RANK = os.environ.get("RANK", "0")
 begun: list[int] = []
@@ -45,9 +45,9 @@ def write_or_fail(part, files) -> None:
 
 if __name__ == "__main__":
     what = sys.argv.pop(1)
-    begin, saving.begin_snapshot = saving.begin_snapshot, begin_and_gather
+    begin, writer.begin_snapshot = writer.begin_snapshot, begin_and_gather
     if what in ("dies", "full"):
         write, Part.write = Part.write, write_or_fail
     if what == "apart" and RANK == "1":
-        saving.snapshots_in = lambda run_dir: run_dir.parent / "another disk"
+        writer.snapshots_in = lambda run_dir: run_dir.parent / "another disk"
     command.run_command(train.main)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,7 +32,6 @@ from training.distributed.processes import is_lost_peer
 from training.exits import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
-    EXIT_USER_MISTAKE,
     RESUME,
     TrainingStopped,
 )
@@ -39,7 +40,7 @@ from training.reporting.console import make_output_lossy, say_error
 from training.reporting.trackers import THREAD as TRACKER
 from training.run.run_dir import RunLock
 from training.run.session import Session
-from training.run.signals import Phase, exit_code_of
+from training.run.stopping import CAUSES, Phase
 
 REPORTING_SECONDS = 30
 """How long a process waits for another one that reports the error of both."""
@@ -64,6 +65,8 @@ def run_command(
     first process of each machine also leaves it in the run's directory.
     """
     make_output_lossy()
+    with suppress(OSError):  # a stderr that is no file
+        faulthandler.enable()  # a library that ends the process leaves the stack of its threads
     arguments = sys.argv[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
         print(about + help_text())
@@ -119,7 +122,7 @@ def _code_for(error: Exception, cause: int | None) -> int:
     if isinstance(error, FailedElsewhere):
         return error.code
     if cause is not None and is_lost_peer(error):  # the other processes have stopped already
-        return exit_code_of(cause)
+        return CAUSES[cause].exit_code
     return exit_code_for(error)
 
 
@@ -173,8 +176,6 @@ def _leave(code: int, lock: RunLock) -> NoReturn:
     and the launcher takes that for a failure. So those leave at once, with everything written.
     """
     code = lock.note_exit(code)
-    if code == EXIT_USER_MISTAKE:
-        lock.remove_made()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of the Hub client, those that read a streamed text, and those of trackers that hang or

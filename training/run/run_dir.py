@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,7 +22,6 @@ from config.schema import ConfigError
 from snapshot.disk.folder import (
     TEMPORARY_PREFIX,
     manifest_entries,
-    remove_leftovers,
     snapshot_folders,
     snapshots_in,
 )
@@ -37,15 +35,15 @@ from training.exits import exit_code_in
 from training.reporting.console import say_error
 from training.reporting.curves import CURVES
 from training.reporting.trackers import FOLDER as TRACKERS
-from training.run.evaluations import BEST
 
 CONFIG_FILE = "config.yaml"
 EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
 ATTEMPTS = "attempts.txt"
 """The ids of the attempts that uploaded from the directory, to compare with latest.json."""
-WRITTEN = (CONFIG_FILE, METRICS, EVENTS, BEST, ATTEMPTS, CURVES, TRACKERS, LOCK)
-OF_TRACES = ("trace.json", "profile_*.json")
+WRITTEN = (CONFIG_FILE, METRICS, EVENTS, ATTEMPTS, CURVES, TRACKERS, LOCK)
+HIDDEN = (TEMPORARY_PREFIX, PARTIAL)
+"""How the names of unfinished snapshots begin."""
 SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
 """Sections of the configuration since its first version."""
 LARGEST_CONFIG_BYTES = 1 << 20
@@ -60,26 +58,32 @@ def refuse_foreign(run_dir: Path) -> None:
     A folder is a run's once it holds a run's configuration, metrics, events or a snapshot. Any
     other may hold what it likes under names that no run uses.
     """
-    if (found := foreign_file(run_dir)) is not None:
+    if (path := foreign_file(run_dir)) is not None:
         raise ConfigError(
-            f"run.dir={run_dir} holds {found.relative_to(run_dir)}, which no run of this project "
+            f"run.dir={run_dir} holds {path.relative_to(run_dir)}, which no run of this project "
             "wrote, and the run would overwrite it. Give the run a folder of its own, or move "
-            f"{found.name} away."
+            f"{path.name} away."
         )
 
 
 def foreign_file(run_dir: Path) -> Path | None:
     """What a run would overwrite in a folder that is no run's; None if there is nothing."""
-    return None if holds_run(run_dir) else next(_in_the_way(run_dir), None)
+    if holds_run(run_dir):
+        return None
+    paths = [run_dir / name for name in WRITTEN if _holds_anything(run_dir / name)]
+    paths += [] if may_hold_code(run_dir / EXIT_CODE) else [run_dir / EXIT_CODE]
+    with suppress(OSError):  # reported when a file is created there
+        # A start may be killed while it downloads.
+        snapshots = snapshots_in(run_dir).iterdir()
+        paths += [path for path in snapshots if not path.name.startswith(HIDDEN)]
+    return next(iter(paths), None)
 
 
 def holds_run(run_dir: Path) -> bool:
     """Whether a run has written its configuration, metrics, events or a snapshot to a folder."""
     if config_in(run_dir) is not None or _is_of_run(_first_line(run_dir / METRICS)):
         return True
-    if parse_events(_first_line(run_dir / EVENTS)):
-        return True
-    return has_snapshot(run_dir)
+    return bool(parse_events(_first_line(run_dir / EVENTS))) or has_snapshot(run_dir)
 
 
 def has_snapshot(run_dir: Path) -> bool:
@@ -127,18 +131,6 @@ def may_hold_code(path: Path) -> bool:
     return exit_code_in(path) is not None or not _holds_anything(path)
 
 
-def _in_the_way(run_dir: Path) -> Iterator[Path]:
-    for name in (*WRITTEN, *OF_TRACES):
-        yield from (path for path in run_dir.glob(name) if _holds_anything(path))
-        yield from run_dir.glob(f"{name}.new")
-    if not may_hold_code(run_dir / EXIT_CODE):
-        yield run_dir / EXIT_CODE
-    with suppress(OSError):  # reported when a file is created there
-        for path in snapshots_in(run_dir).iterdir():  # a start may be killed while it downloads
-            if path.name != PARTIAL and not path.name.startswith(TEMPORARY_PREFIX):
-                yield path
-
-
 def _holds_anything(path: Path) -> bool:
     with suppress(OSError):
         return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
@@ -174,7 +166,6 @@ class RunLock:
         self._run_dir: Path | None = None
         """Where to leave an exit code before the lock is held; None: another process leaves it."""
         self._lock: FileLock | None = None
-        self._made = False
         self._code: int | None = None
         self._noted = False
         # The thread that handles signals ends the process: never while the main thread writes.
@@ -196,7 +187,6 @@ class RunLock:
         folder = Path(os.path.realpath(run_dir))
         lock = file_lock(folder / LOCK)
         try:
-            self._made = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             if not has_steps(folder):  # otherwise the run must notice that its snapshots are gone
                 snapshots_in(folder).mkdir(exist_ok=True)
@@ -223,26 +213,11 @@ class RunLock:
         """
         lock = file_lock(run_dir / LOCK)
         with suppress(OSError, Timeout):
-            self._made = not run_dir.exists()
             run_dir.mkdir(parents=True, exist_ok=True)
             if acquire(lock, 0):
                 self._hold(lock)
                 if not has_steps(run_dir):
                     snapshots_in(run_dir).mkdir(exist_ok=True)
-
-    def remove_made(self) -> None:
-        """Remove the directory if this attempt has made it and nothing is in it: it was refused."""
-        if self._lock is None or not self._made:
-            return
-        folder = Path(self._lock.lock_file).parent
-        files, snapshots = {folder / EXIT_CODE, folder / LOCK}, snapshots_in(folder)
-        with suppress(OSError):
-            if {*folder.iterdir()} <= {*files, snapshots}:
-                remove_leftovers(snapshots)
-                snapshots.rmdir()  # unless it holds a snapshot
-                for path in files:
-                    path.unlink(missing_ok=True)
-                folder.rmdir()
 
     def release(self) -> None:
         """Let another attempt have the directory."""
@@ -278,11 +253,6 @@ class RunLock:
     def is_held(self) -> bool:
         """Whether this process writes the run's directory: one on each machine's own disk."""
         return self._lock is not None
-
-    @property
-    def code_file(self) -> Path | None:
-        """Where this process leaves its exit code, if it holds the lock."""
-        return None if self._lock is None else _code_file(self._lock)
 
     def _hold(self, lock: FileLock) -> None:
         self._lock = lock

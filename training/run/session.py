@@ -37,13 +37,14 @@ from training.distributed.accelerator import (
     set_accumulation,
     unwrapped,
 )
-from training.distributed.agreement import run_on_all, run_on_main
+from training.distributed.agreement import decided_by_main, run_on_all
 from training.distributed.environment import (
     is_local_main_process,
     launcher,
+    seconds_since_launch,
 )
 from training.distributed.processes import ProcessGroupTimeouts
-from training.evaluation import Sample, first_window, held_out_loss, sample_text
+from training.evaluation import Sample, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
 from training.reporting import summary
@@ -52,7 +53,6 @@ from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
 from training.reporting.timing import END, UPDATE, UPLOAD
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
-from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
     PretrainedModel,
@@ -65,24 +65,17 @@ from training.run.pretrained import (
 from training.run.records import begin_records
 from training.run.run_dir import RunLock
 from training.run.same_run import refuse_other_run
-from training.run.save_steps import SaveSteps
-from training.run.saving import SnapshotWriter
-from training.run.signals import (
-    LAST_WORDS_SECONDS,
-    Phase,
-    Signals,
-    exit_code_of,
-)
 from training.run.start import (
     agree_on_start,
     lock_run_dir,
     open_run,
     state_at,
 )
-from training.run.stop import Stop
+from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Phase, Signals
 from training.run.text import begin_stream, blocks_of, data_facts
 from training.run.tuning import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
+from training.run.writer import SnapshotWriter
 from training.step import build_gradient_buckets, compute_reproducibly
 
 
@@ -143,8 +136,6 @@ class Session:
         choose_float32(accelerator, self.config.run)
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
-        if accelerator.num_processes > 1:
-            watch_for_crash(self._lock)
         refuse_requested_kernel(accelerator, self.config)
         self._fewer_threads = fit_threads()
         compute_reproducibly(is_compiled(accelerator))
@@ -202,18 +193,21 @@ class Session:
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)
-        run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
         choose_attention(accelerator, config, model, state)
         is_untied = self.pretrained is not None and self.pretrained.is_untied
-        summary.print_header(
-            console, accelerator, config, self.corpus, model, start, state, is_untied
-        )
-        if self._fewer_threads is not None:
-            console.warn(self._fewer_threads)
-        self._uploads = run_on_main(
-            accelerator, lambda: begin_uploads(console, config, start, state)
-        )
-        self._pending = evaluation_is_pending(accelerator, console, config, start, state)
+
+        def begin_on_main() -> bool:
+            """Begin the records and the uploads; whether the newest step is yet to evaluate."""
+            begin_records(console, config, start, state, code)
+            summary.print_header(
+                console, accelerator, config, self.corpus, model, start, state, is_untied
+            )
+            if self._fewer_threads is not None:
+                console.warn(self._fewer_threads)
+            self._uploads = begin_uploads(console, config, start, state)
+            return evaluation_is_pending(config, start, state)
+
+        self._pending = decided_by_main(accelerator, begin_on_main)
         self._last = state.step >= config.train.max_steps
         self.finished = self._last and not self._pending
 
@@ -258,19 +252,18 @@ class Session:
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
-        self._saves = SaveSteps(config, state.step, accelerator.is_main_process)
-        self._stop = self._stop_of_run()
+        self._agreement = self._agree_from(state.step)
         model.train()
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)
-        self._first_held_out = first_window(accelerator, held_out_loader, shape[0])
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             if config.train.sample_every:
                 self._sample = sample_text(accelerator, model, corpus, state.step).text
 
-    def _stop_of_run(self) -> Stop:
-        return Stop(self.accelerator, self.config.run, self.signals, self._saves)
+    def _agree_from(self, step: int) -> Agreement:
+        age = seconds_since_launch()
+        return Agreement(self.accelerator, self.config, self.signals, step, age)
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, counted from 1; the loop computes one update for each.
@@ -316,21 +309,19 @@ class Session:
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
-        self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed(step)
+        self._last = step == self.config.train.max_steps
+        self._stopping = self._agreement.is_end(step)
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
-            self.console.note("end" if self._last else "stop", step, self._stop.reason)
-        save = self._last or self._stopping or self._saves.is_due(step)
+            self.console.note("end" if self._last else "stop", step, self._agreement.reason)
+        save = self._last or self._stopping or self._agreement.is_save_due(step)
         self._due = due_after(step, self.config, self._last, save)
         if save:
-            self._saves.saved(step)
+            self._agreement.note_snapshot(step)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):
             self.report.pause_clock()
             self._timeouts.relax()
-            # The metrics above are of the weights before this update. These are about to be saved.
-            loss_after = held_out_loss(self.accelerator, self._model, [self._first_held_out])
-            self.report.refuse_broken(step, loss_after)
         return self._due
 
     def save(self) -> None:
@@ -363,7 +354,7 @@ class Session:
             self._writer.publish(self._sample, self.state.best_loss)
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
-            summary.print_stop(self.console, self.config, self.report, self._stop.reason)
+            summary.print_stop(self.console, self.config, self.report, self._agreement.reason)
         with self.report.clock.within(UPLOAD):
             self._finish_uploads()
         self._writer.prune(self.state.step)  # what an upload needed until now
@@ -373,7 +364,7 @@ class Session:
         self._timeouts.wait_for_everyone(longest_finish_seconds(self.config))
         self._writer.close()
         self.accelerator.end_training()
-        return EXIT_DONE if self._last else self._stop.exit_code
+        return EXIT_DONE if self._last else self._agreement.exit_code
 
     def note_exit(self, code: int) -> int:
         """Leave an exit code in the run's directory, as `RunLock.note_exit` does."""
@@ -405,7 +396,7 @@ class Session:
         with averaged ones. An update calls it.
         """
         writer = self._writer
-        if writer is None or not writer.unfinished:
+        if writer is None:
             return
         if writer.pending:
             self._timeouts.relax()  # the other processes wait for the one that writes
@@ -422,7 +413,7 @@ class Session:
 
     def _end_by_signal(self, cause: int, why: str) -> None:
         """End the process from the thread that handles signals, whatever the others wait for."""
-        code = exit_code_of(cause)
+        code = CAUSES[cause].exit_code
         try:
             code = self.note_exit(code)
             if why:

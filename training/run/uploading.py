@@ -25,7 +25,7 @@ from training.reporting.curves import CURVES
 from training.reporting.proof import in_words, read_proof
 from training.run.records import records_for_upload
 from training.run.run_dir import record_attempt
-from training.run.signals import LAST_WORDS_SECONDS, Signals
+from training.run.stopping import LAST_WORDS_SECONDS, Signals
 
 
 def store_of(config: Config) -> RunStore | None:

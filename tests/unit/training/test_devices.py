@@ -18,7 +18,8 @@ from training.distributed.accelerator import why_not_compiled
 from training.distributed.processes import OF_THREADS, ProcessGroupTimeouts
 from training.exits import EXIT_TERMINATED
 from training.reporting import machine
-from training.run import stop
+from training.run import stopping
+from training.run.stopping import Agreement
 from training.step import compute_reproducibly
 
 
@@ -135,22 +136,19 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     assert waited == [dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))]
 
 
-SAVES = SimpleNamespace(is_time=lambda: False, agree=lambda step, is_time: None)
-"""A run that saves at no step."""
-
-
 def test_a_signal_to_one_machine_ends_all():
     other = SimpleNamespace(
         num_processes=2,
         device=torch.device("cpu"),
+        is_main_process=True,
         gather=lambda mine: torch.cat([mine, torch.tensor([[float(signal.SIGTERM), 0.0, 0.0]])]),
     )
     signals = SimpleNamespace(cause=None)
     signals.stop = lambda number: setattr(signals, "cause", number)
-    stopping = stop.Stop(other, load_config([]).run, signals, SAVES)
-    assert stopping.agreed(1)
-    assert stopping.reason == "SIGTERM"
-    assert stopping.exit_code == EXIT_TERMINATED
+    agreement = Agreement(other, load_config([]), signals, 0, age=0.0)
+    assert agreement.is_end(1)
+    assert agreement.reason == "SIGTERM"
+    assert agreement.exit_code == EXIT_TERMINATED
 
 
 def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
@@ -163,12 +161,12 @@ def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
             self.gathers += 1
             return tensor.repeat(2, 1)
 
-    monkeypatch.setattr(stop.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
+    monkeypatch.setattr(stopping.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
     two = Two()
-    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None), SAVES)
+    agreement = Agreement(two, load_config([]), SimpleNamespace(cause=None), 0, age=0.0)
     asked = []
     for step in range(1, 64):
         before = two.gathers
-        assert not stopping.agreed(step)
+        assert not agreement.is_end(step)
         asked += [step] if two.gathers > before else []
     assert asked == [1, 3, 7, 15, 31, 63]

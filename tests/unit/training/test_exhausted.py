@@ -17,7 +17,7 @@ from training.distributed.agreement import exit_code_for, is_lasting
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
 from training.memory import check_fits, in_words
 from training.run import command, session
-from training.run.signals import Phase
+from training.run.stopping import Phase
 from training.step import freeze
 
 

@@ -14,15 +14,15 @@ from types import SimpleNamespace
 import pytest
 
 import runs
-from training.run import session, signals
+from training.run import session, stopping
 from training.run.session import Session
-from training.run.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals, exit_code_of
+from training.run.stopping import CAUSES, LAUNCHER_GONE, WORKER_GONE, Phase, Signals
 
 # Without torch it is there in a tenth of a second.
 PROCESS = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from training.run.signals import Phase, Signals
+from training.run.stopping import Phase, Signals
 
 def leave(number, why):
     os.write(1, f"{{number}} {{why}}\\n".encode())
@@ -78,7 +78,7 @@ class Handler(Signals):
         self.phase, self.left, self.said = phase, [], []
         self._say = self.said.append
         self._grace, self._launcher, self.cause = 5.0, launcher, None
-        self._watched = launcher is not None
+        self._launcher_lives = launcher is not None
         self._leave = lambda number, why: self.left.append((number, why))
         self._reading, self._writing = os.pipe()
 
@@ -99,7 +99,7 @@ def test_sigterm_after_a_worker_s_death_is_a_failure(phase, lost, code):
     handler = Handler(phase, parent(lost=lost))
     handler.tell(signal.SIGTERM)
     cause = handler.left[0][0] if phase is Phase.NOTHING_BEGUN else handler.cause
-    assert exit_code_of(cause) == code
+    assert CAUSES[cause].exit_code == code
     assert (cause == WORKER_GONE) == lost
 
 
@@ -129,15 +129,15 @@ def test_a_worker_that_dies_after_the_stop_changes_nothing():
 
 @pytest.mark.parametrize(("forwards", "code"), [(True, 75), (False, 143)])
 def test_a_silent_launcher_did_not_tell_the_run_to_stop(monkeypatch, forwards, code):
-    monkeypatch.setattr(signals, "PARENT_SECONDS", 0.01)
+    monkeypatch.setattr(stopping, "LAUNCHER_SECONDS", 0.01)
     handler = Handler(Phase.TRAINING, parent(lives=False, forwards=forwards))
     handler._look()
-    assert exit_code_of(handler.cause) == code
+    assert CAUSES[handler.cause].exit_code == code
     assert (handler.cause == LAUNCHER_GONE) == forwards
 
 
 def test_the_thread_outlives_whatever_goes_wrong_in_it(monkeypatch):
-    monkeypatch.setattr(signals, "PARENT_SECONDS", 0.01)
+    monkeypatch.setattr(stopping, "LAUNCHER_SECONDS", 0.01)
     handler = Handler(Phase.TRAINING)
     seen = []
 

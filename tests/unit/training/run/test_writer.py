@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,11 +27,12 @@ from store.attempt import Best
 from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.reporting.console import Console
+from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
-from training.run import saving
+from training.run import writer
 from training.run.evaluations import BestSnapshot
-from training.run.saving import SnapshotWriter
 from training.run.session import Session
+from training.run.writer import SnapshotWriter
 from training.step import make_optimizer
 
 
@@ -105,7 +106,7 @@ class Trained:
 
     def finish(self) -> None:
         """The update after it, when the writing has ended."""
-        self.saving._join()
+        wait([self.saving._published])
         self.saving.finish()
 
 
@@ -132,7 +133,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_snapshot(tmp_path, capsys, 
     needed = 12 * parameters  # weights and two moments in float32
     for free, warnings in ((needed, 0), (needed - 1, 1)):
         usage = SimpleNamespace(free=free)
-        monkeypatch.setattr(saving.shutil, "disk_usage", lambda _, usage=usage: usage)
+        monkeypatch.setattr(writer.shutil, "disk_usage", lambda _, usage=usage: usage)
         trained.begin()
         trained.finish()
         said = capsys.readouterr().out
@@ -251,40 +252,22 @@ def test_the_memory_left_is_that_of_the_control_group(tmp_path):
     assert available_memory(root=unlimited) == pytest.approx(machine, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("step", "loss", "valid"),
-    [
-        (1, "1.5", True),
-        (1, "2", True),
-        (1, "NaN", False),
-        (1, f"{10**400}", False),
-        (1, "1e999", False),
-        (1, "-1.0", False),
-        (1, '"1.0"', False),
-        ("null", "1.0", False),
-        (10**300, "1.0", False),
-        (-1, "1.0", False),
-        (2, "1.0", False),
-    ],
-)
-def test_a_best_snapshot_that_cannot_be_is_none(tmp_path, step, loss, valid):
+def test_the_best_is_the_snapshot_with_the_least_loss_on_this_disk_or_in_the_store(tmp_path):
     config = load_config([f"run.dir={tmp_path}", "snapshot.keep_best=true"])
-    (tmp_path / "snapshots" / "step-00000001").mkdir(parents=True)
-    (tmp_path / "best.json").write_text(f'{{"step": {step}, "loss": {loss}}}')
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    metrics.append([{"event": "eval", "step": step, "loss": 2.0 - step / 10} for step in (1, 2)])
+    metrics.flush()
+    for step in (1, 3, 4):  # that of step 2 is gone
+        (tmp_path / "snapshots" / f"step-{step:08d}").mkdir(parents=True)
+    place = {step: tmp_path / "snapshots" / f"step-{step:08d}" for step in (1, 3)}
     state = state_at(3)
     best = BestSnapshot(config, True, state, Start(None, None, ""))
-    assert (best.newest is not None) == valid
-    (tmp_path / "snapshots" / "step-00000003").mkdir()
+    assert best.newest == Best(1, 1.9, place[1])
     best.evaluated(3, 0.5)
-    best.settle()
-    assert best.newest == Best(3, 0.5, tmp_path / "snapshots" / "step-00000003")
-    assert json.loads((tmp_path / "best.json").read_text()) == {"step": 3, "loss": 0.5}
-
-
-@pytest.mark.parametrize("content", [None, "", "[" * 100_000, "[1, 2.0]", "\x00"])
-def test_a_file_that_is_not_best_json_is_as_none(tmp_path, content):
-    if content is not None:
-        (tmp_path / "best.json").write_text(content)
-    config = load_config([f"run.dir={tmp_path}", "snapshot.keep_best=true"])
-    state = state_at(3)
-    assert BestSnapshot(config, True, state, Start(None, None, "")).newest is None
+    best.evaluated(5, 0.1)  # its snapshot is not there, or not yet
+    assert best.newest == Best(3, 0.5, place[3])
+    latest = SimpleNamespace(run_id=state.run_id, best_step=7, best_loss=0.2)
+    contents = SimpleNamespace(latest=latest)
+    best = BestSnapshot(config, True, state, Start(None, None, "", contents=contents))
+    assert best.newest == Best(7, 0.2, None)
+    assert BestSnapshot(config, False, state, Start(None, None, "")).newest is None

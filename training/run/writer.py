@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -81,9 +82,6 @@ class SnapshotWriter:
         """`generation` is the content of generation_config.json, if snapshots have one."""
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
-        self.unfinished = False
-        """Whether `finish` has work: until the thread of the newest snapshot has ended."""
-        self._step, self._unit = 0, "token"
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
         self._tokenizer, self._adapters, self._generation = tokenizer, adapters, generation
@@ -92,11 +90,14 @@ class SnapshotWriter:
         bare_model = unwrapped(accelerator, model)
         self._bytes = snapshot_bytes(bare_model.layout(), config.optim.name)
         self._writers = writers_of(accelerator, bare_model, self._root, seconds, report.console)
-        self._snapshot: Snapshot | None = None
+        self._thread = ThreadPoolExecutor(1, "snapshot")
         self._stream: torch.Stream | None = None
-        self._thread: Thread | None = None
-        self._written = Event()
-        self._error: BaseException | None = None
+        self._step, self._unit = 0, "token"
+        self._snapshot: Snapshot | None = None
+        self._written: Future[None] | None = None
+        """The newest snapshot, until its outcome has been reported."""
+        self._published: Future[None] | None = None
+        """What follows in the thread: pruning, curves, the offer for upload."""
 
     def begin(self, state: RunState, sample: str | None, last: bool, stopping: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
@@ -108,58 +109,60 @@ class SnapshotWriter:
         """
         accelerator, begun = self._accelerator, time.perf_counter()
         self._report.clock.enter(SNAPSHOT)
-        self._join()  # the thread of the snapshot before may still draw the curves
+        if self._published is not None:
+            self._published.result()  # the thread may still draw the curves of the one before
         self._report_failure()
-        self._best.settle()
         self._warn_if_too_large()
         self._step = self._report.saved_step = state.step
         self._unit = token_unit(state.data)
-        reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
         state.computed_on = computed_on(accelerator, self._config.run)
-        self._written.clear()
+        in_background = not (last or stopping)
         try:
-            bare_model = unwrapped(accelerator, self._model)
-            counts = state.step, state.skipped_steps
-            refuse_other_counts(bare_model.layout(), self._optimizer, *counts)
-            self._snapshot = begin_snapshot(
-                self._root,
-                state,
-                bare_model,
-                self._optimizer,
-                self._save_rest,
-                adapters=self._adapters,
-                end_of_text=self._tokenizer.end_of_text,
-                piece_bytes=self._config.snapshot.piece_bytes,
-                writers=self._writers,
-            )
+            self._snapshot = self._begin_snapshot(state)
         except Unresumable as error:
             raise ConfigError(f"the snapshot of step {state.step}: {error}.") from error
         except SnapshotError as error:
-            self._error = error
-            self._written.set()
+            self._written = Future()
+            self._written.set_exception(error)
         else:
-            publish = None if last else lambda: self.publish(sample)
             # Other devices may have no streams.
-            can_wait = accelerator.device.type in ("cpu", "cuda") and not (last or stopping)
-            if can_wait and (self._writers.is_main or self._writers.group is not None):
-                arguments = (self._snapshot, begun, self._background_stream(), publish)
-                self._thread = Thread(target=self._write, args=arguments, name="snapshot")
-                self._thread.start()
-            else:
-                self._write(self._snapshot, begun, nullcontext(), publish)
+            has_thread = in_background and accelerator.device.type in ("cpu", "cuda")
+            has_thread = has_thread and (self._writers.is_main or self._writers.group is not None)
+            submit = self._thread.submit if has_thread else _run
+            stream = self._background_stream() if has_thread else None
+            self._written = submit(self._write, self._snapshot, begun, stream)
+            publish = None if last else partial(self.publish, sample)
+            self._published = submit(self._after_write, self._written, state.step, publish)
         self._report.stall_seconds.append(time.perf_counter() - begun)
         self._report.clock.enter(EVALUATION)
-        self.pending = not (last or stopping)
-        self.unfinished = True
-        if not self.pending:
-            remedy = NO_NUMBERS if isinstance(self._error, NumberFault) else ""
-            remedy = NO_ROOM if isinstance(self._error, OSError) else remedy
+        self.pending = in_background
+        if not in_background:
+            fault = self._written.exception()
+            remedy = NO_NUMBERS if isinstance(fault, NumberFault) else ""
+            remedy = NO_ROOM if isinstance(fault, OSError) else remedy
             failure = self._failure()
             stopped = TrainingStopped(f"{failure} {remedy}".rstrip()) if failure else None
             raise_if_any_failed(accelerator, stopped)
+
+    def _begin_snapshot(self, state: RunState) -> Snapshot:
+        bare_model = unwrapped(self._accelerator, self._model)
+        reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
+        layout = bare_model.layout()
+        refuse_other_counts(layout, self._optimizer, state.step, state.skipped_steps)
+        return begin_snapshot(
+            self._root,
+            state,
+            bare_model,
+            self._optimizer,
+            self._save_rest,
+            adapters=self._adapters,
+            end_of_text=self._tokenizer.end_of_text,
+            piece_bytes=self._config.snapshot.piece_bytes,
+            writers=self._writers,
+        )
 
     def _warn_if_too_large(self) -> None:
         """Warn where the disk has less room than the snapshot that is about to begin takes."""
@@ -177,33 +180,27 @@ class SnapshotWriter:
         A disk that refuses it, or numbers that are not finite, cost this snapshot and nothing else:
         the console shows a warning, earlier snapshots stay, and the next one is tried when due.
         """
-        if self.pending and self._snapshot is not None and not self._written.is_set():
+        writing = self._written is not None and not self._written.done()
+        if self.pending and writing and self._snapshot is not None:
             if self._stream is not None:  # the device's own computing is no stall
                 torch.accelerator.current_stream(self._accelerator.device).synchronize()
             self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.release)
         self.pending = False
-        if self._written.is_set():
-            # The thread still draws and uploads, and may fail; look before asking for its error.
-            self.unfinished = self._thread is not None and self._thread.is_alive()
-            self._report_failure()
-            self._best.settle()
+        self._report_failure()
 
     def publish(self, sample: str | None, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""
         report = self._report
         if self._accelerator.is_main_process:
             draw_run(report.console, self._config, self._unit)
-            saved = report.last_snapshot
-            self._best.settle()
-            best = self._best.newest
             hand_over(
                 report.console,
                 report.uploads,
                 self._config,
-                saved,
+                report.last_snapshot,
                 sample,
                 best_loss=best_loss,
-                best=best,
+                best=self._best.newest,
             )
 
     def prune(self, newest: int) -> None:
@@ -223,52 +220,44 @@ class SnapshotWriter:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
         if seconds is None and self._writers.group is not None and not is_one_machine():
             seconds = self._config.run.collective_timeout_seconds  # another machine may be gone
-        self._join(seconds)
-        if self._error is not None:
-            self._report.console.warn(f"a snapshot could not be written: {self._error!r}.")
+        if self._published is not None:
+            wait([self._published], seconds)
+        written = self._written
+        error = None if written is None or not written.done() else written.exception()
+        if error is not None:
+            self._report.console.warn(f"a snapshot could not be written: {error!r}.")
 
     def close(self) -> None:
         """End what the writing threads have, before training's process group ends."""
-        self._join()
+        self._thread.shutdown()
         self._writers.end()
 
-    def _join(self, seconds: float | None = None) -> None:
-        if self._thread is not None:
-            self._thread.join(seconds)
-
-    def _background_stream(self) -> AbstractContextManager[object]:
-        """The stream that copies tensors from the device while the device computes."""
+    def _background_stream(self) -> torch.Stream | None:
+        """The stream that copies tensors from a GPU while it computes; None on a CPU."""
         device = self._accelerator.device
         if device.type == "cpu":
-            return nullcontext()
+            return None
         if self._stream is None:
             self._stream = torch.Stream(device)
         self._stream.wait_stream(torch.accelerator.current_stream(device))  # for the last update
         return self._stream
 
-    def _write(
-        self,
-        snapshot: Snapshot,
-        begun: float,
-        stream: AbstractContextManager[object],
-        publish: Callable[[], None] | None,
+    def _write(self, snapshot: Snapshot, begun: float, stream: torch.Stream | None) -> None:
+        """Write the snapshot, perhaps in the thread."""
+        with stream or nullcontext():
+            # Copying from a device is faster than writing: the update seldom waits then.
+            copy_first = stream is not None
+            self._report.last_snapshot = snapshot.write(room_for_copies, copy_first)
+        self._report.durable_seconds.append(time.perf_counter() - begun)
+
+    def _after_write(
+        self, written: Future[None], step: int, publish: Callable[[], None] | None
     ) -> None:
-        """Write the snapshot, prune, publish. May run in a thread, so it raises nothing."""
-        report, step = self._report, self._step
-        try:
-            with stream:
-                # Copying from a device is faster than writing: the update seldom waits then.
-                copy_first = self._stream is not None
-                report.last_snapshot = snapshot.write(room_for_copies, copy_first)
-            report.durable_seconds.append(time.perf_counter() - begun)
-            self._written.set()
+        """Prune and publish, where a snapshot of `step` was written; perhaps in the thread."""
+        if written.exception() is None:
             self.prune(step)
             if publish is not None:
                 publish()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._written.set()
 
     def _save_rest(self, folder: Path) -> None:
         self._tokenizer.save(folder)
@@ -277,12 +266,13 @@ class SnapshotWriter:
         self._report.flush()  # a snapshot must not outlive the metrics before it
 
     def _report_failure(self) -> None:
-        if failure := self._failure():
+        if self._written is not None and self._written.done() and (failure := self._failure()):
             self._report.console.warn(f"{failure} Training continues; the next is tried.")
 
     def _failure(self) -> str:
         """Why the snapshot was not written, in sentences; empty where it was."""
-        error, self._error = self._error, None
+        assert self._written is not None
+        error, self._written = self._written.exception(), None
         if error is None:
             return ""
         if not isinstance(error, OSError | SnapshotError):
@@ -290,6 +280,17 @@ class SnapshotWriter:
         self._report.saved_step = 0
         reason = f"the snapshot of step {self._step} could not be written: {error}."
         return f"{reason} {self._report.newest_snapshot()}"
+
+
+def _run(work: Callable[..., None], *arguments: Any) -> Future[None]:
+    """Do the work in this thread, as an executor does it in another."""
+    future: Future[None] = Future()
+    try:
+        work(*arguments)
+        future.set_result(None)
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def writers_of(

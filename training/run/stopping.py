@@ -1,0 +1,275 @@
+"""The end of an attempt before its last step: what causes it, and how all processes agree on it.
+
+A cause is a signal, the death of another process, or a limit. A thread notices it and counts the
+grace time; after each step all processes agree whether the attempt ends there, in the message in
+which they also agree whether a snapshot is due by the clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from training.exits import (
+    EXIT_AGAIN,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+)
+
+if TYPE_CHECKING:  # a process takes signals before torch is imported
+    import torch
+    from accelerate import Accelerator
+    from torch import Tensor
+
+    from config.schema import Config
+    from training.distributed.environment import Launcher
+
+LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER = 101, 102, 103
+"""Causes that are not signals. No signal has these numbers."""
+
+
+class Cause(NamedTuple):
+    """What ends an attempt before its last step."""
+
+    name: str
+    exit_code: int
+
+
+CAUSES: dict[int, Cause] = {
+    signal.SIGINT: Cause("Ctrl-C", EXIT_INTERRUPTED),
+    signal.SIGTERM: Cause("SIGTERM", EXIT_TERMINATED),
+    signal.SIGHUP: Cause("SIGHUP", EXIT_TERMINATED),
+    signal.SIGUSR1: Cause("SIGUSR1", EXIT_AGAIN),
+    TIME_IS_OVER: Cause("run.max_minutes", EXIT_AGAIN),
+    LAUNCHER_GONE: Cause("the death of its launcher", EXIT_AGAIN),
+    WORKER_GONE: Cause("the death of another process", EXIT_FAILED),
+}
+SIGNALS = tuple(number for number in CAUSES if number in signal.valid_signals())
+LAUNCHER_SECONDS = 1.0
+"""How often to check that the launcher is alive."""
+LAST_WORDS_SECONDS = 2.0
+"""The part of the grace time that is reserved for the last messages of a run."""
+AGREE_SECONDS = 1.0
+"""How often the processes compare: soon enough for a signal, too seldom to slow the steps."""
+
+
+class Phase(enum.Enum):
+    """What the first signal does."""
+
+    NOTHING_BEGUN = "leave at once: there is nothing to lose"
+    TRAINING = "finish the step and write a snapshot, within the grace time"
+    UPLOADING = "the run is over: leave the upload, at once on Ctrl-C or within the grace time"
+    FAILED = "leave at once and silently: the error decides"
+
+
+class Signals:
+    """Handles the signals of this process until it ends. The main thread must create it.
+
+    A thread handles them. Python runs its own handlers in the main thread alone, and not while that
+    waits inside torch for another process, which may be the very one that has died.
+    """
+
+    def __init__(
+        self,
+        grace_seconds: float,
+        leave: Callable[[int, str], object],
+        launcher: Launcher | None = None,
+        say: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        """Handle SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP.
+
+        `leave(cause, why)` ends the process. Another thread calls it when a signal requires that or
+        the grace time is over. The death of a launcher that does not forward SIGTERM counts as a
+        SIGTERM, because the launcher may have received one. Otherwise nobody has stopped the run,
+        and it must be started again. A launcher's SIGTERM after the death of another worker is a
+        failure and not a request to stop.
+        """
+        self.phase = Phase.NOTHING_BEGUN
+        self._grace, self._leave, self._launcher = grace_seconds, leave, launcher
+        self._say = say
+        self._launcher_lives = launcher is not None  # until it is seen to have ended
+        self.cause: int | None = None
+        """The key in CAUSES of what stops this run; None while nothing does."""
+        self._until = math.inf
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                # The thread reads the signal from the pipe; the default would end the process.
+                signal.signal(number, lambda number, frame: None)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+
+    def seconds_left(self) -> float:
+        """What is left of the grace time; infinite while nothing stops the run."""
+        return self._until - time.monotonic()
+
+    def stop(self, cause: int) -> None:
+        """Stop the run for a signal that another process received, or for another cause."""
+        if self.cause is None:
+            self.cause, self._until = cause, time.monotonic() + self._grace
+            os.write(self._writing, bytes([0]))  # the thread begins to count the seconds
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:  # without this thread, nobody would handle later signals
+                time.sleep(LAUNCHER_SECONDS)
+
+    def _look(self) -> None:
+        """Wait for a signal, the end of the launcher or of the grace time, and act on it."""
+        waits = [self.seconds_left()] if self.cause is not None else []
+        if self._launcher_lives:
+            waits.append(LAUNCHER_SECONDS)
+        timeout = max(0.0, min(waits)) if waits else None
+        ready, _, _ = select.select([self._reading], [], [], timeout)
+        for number in os.read(self._reading, 64) if ready else b"":
+            if number in SIGNALS:
+                self._take(number)
+        if self._launcher is not None and self._launcher_lives and not self._launcher.is_alive():
+            self._launcher_lives = False
+            if self.cause is None:  # the same Ctrl-C may end the launcher
+                forwards = self._launcher.forwards_sigterm
+                self._take(LAUNCHER_GONE if forwards else signal.SIGTERM)
+        if self.cause is not None and self.seconds_left() <= 0:
+            self._leave(self.cause, f"{CAUSES[self.cause].name}, and its grace time is over")
+
+    def _take(self, cause: int) -> None:
+        """Act on a signal, or on the death of the launcher."""
+        if cause == signal.SIGTERM and self.cause is None and self._launcher is not None:
+            cause = WORKER_GONE if self._launcher.lost_a_worker() else cause
+        if self.phase is Phase.NOTHING_BEGUN:
+            # A launcher that sends SIGTERM reports why; mostly another process has failed.
+            silent = cause in (signal.SIGTERM, WORKER_GONE) and self._launcher_lives
+            self._leave(cause, "" if silent else f"{CAUSES[cause].name} before the first step")
+        elif self.phase is Phase.FAILED:
+            self._leave(cause, "")
+        elif self.cause is None:
+            hurry = self.phase is Phase.UPLOADING and cause == signal.SIGINT
+            self._until = time.monotonic() + (LAST_WORDS_SECONDS if hurry else self._grace)
+            self.cause = cause
+            if cause == signal.SIGINT and self.phase is Phase.TRAINING:  # a person waits
+                self._say(
+                    "Ctrl-C: the run finishes this step and writes a snapshot, within "
+                    f"{self._grace:g} s. Ctrl-C again ends it at once, without a snapshot."
+                )
+        elif self.cause == signal.SIGINT and cause in (signal.SIGINT, signal.SIGTERM):
+            # torch elastic forwards a second Ctrl-C as SIGTERM
+            self._leave(signal.SIGINT, "Ctrl-C again")
+
+
+class Agreement:
+    """Whether the attempt ends after a step, and whether a snapshot is due: the same everywhere.
+
+    A process that stopped or saved alone would wait for the others forever. Comparing after each
+    step would add one more wait, so the processes compare about once a second. On a GPU they read
+    the result at the next comparison, when it is long computed.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, config: Config, signals: Signals, step: int, age: float
+    ) -> None:
+        """Begin an attempt after `step`, whose command was launched `age` seconds ago."""
+        run, now = config.run, time.monotonic()
+        self.reason = ""
+        """Why the attempt ends; empty while it continues."""
+        self._accelerator, self._config, self._signals = accelerator, config, signals
+        # The grace time is reserved for the last step and its snapshot.
+        limit = math.inf if run.max_minutes is None else 60 * run.max_minutes - run.grace_seconds
+        self._ends = now + limit - age
+        self._saved, self._saved_at = step, now
+        self._minutes_are_over = False
+        """Whether all processes know that the minutes since the last snapshot are over."""
+        self._every = 1  # steps between two comparisons
+        self._steps = 0  # since the last one
+        self._compared_at = now
+        self._result: tuple[int, Tensor] | None = None
+        self._computed: torch.Event | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process, once the attempt has ended."""
+        cause = self._signals.cause
+        return CAUSES[cause].exit_code if self.reason and cause is not None else EXIT_DONE
+
+    def is_end(self, step: int) -> bool:
+        """Whether this attempt ends with this step. Every process must call this, each step."""
+        self._steps += 1
+        if self._steps < self._every:
+            return False
+        now = time.monotonic()
+        pace = (now - self._compared_at) / self._steps
+        cause = self._signals.cause or 0
+        if not cause and now + 2 * pace * self._every > self._ends:
+            cause = TIME_IS_OVER
+        is_time = self._is_time_to_save(now)
+        if self._accelerator.num_processes > 1:
+            step, cause, pace, is_time = self._largest_of_all(step, cause, pace, is_time)
+            # A GPU's first steps are only queued, so they seem fast.
+            self._every = min(max(1, int(AGREE_SECONDS / max(pace, 1e-4))), 2 * self._every)
+        # On a GPU the answer may have been computed before the last snapshot: then it is void.
+        if is_time and step > self._saved:
+            self._minutes_are_over = True
+        self._compared_at, self._steps = now, 0
+        if cause:
+            minutes = f"={self._config.run.max_minutes:g}" if cause == TIME_IS_OVER else ""
+            self.reason = f"{CAUSES[cause].name}{minutes}"
+            self._signals.stop(cause)
+        return bool(self.reason)
+
+    def is_save_due(self, step: int) -> bool:
+        """Whether a snapshot of `step` is due, on all processes alike.
+
+        Which steps are saved changes nothing that is learned.
+        """
+        hub, train, snapshot = self._config.hub, self._config.train, self._config.snapshot
+        if snapshot.every_minutes is None:
+            return step % snapshot.every == 0
+        is_milestone = hub.milestone_every is not None and step % hub.milestone_every == 0
+        may_be_best = snapshot.keep_best and step % train.eval_every == 0
+        return self._minutes_are_over or is_milestone or may_be_best
+
+    def note_snapshot(self, step: int) -> None:
+        """A snapshot of `step` begins. Every process must call this."""
+        self._saved, self._saved_at, self._minutes_are_over = step, time.monotonic(), False
+
+    def _is_time_to_save(self, now: float) -> bool:
+        """Whether the minutes since the last snapshot are over, by the main process's clock."""
+        minutes = self._config.snapshot.every_minutes
+        if minutes is None or not self._accelerator.is_main_process:
+            return False
+        return now - self._saved_at >= 60 * minutes
+
+    def _largest_of_all(
+        self, step: int, cause: int, pace: float, is_time: bool
+    ) -> tuple[int, int, float, bool]:
+        """The largest cause, pace and answer of all processes, and the step that they are of.
+
+        On a GPU they are those of the last comparison.
+        """
+        import torch
+
+        device = self._accelerator.device
+        mine = torch.tensor([[float(cause), pace, float(is_time)]], device=device)
+        gathered = self._accelerator.gather(mine)  # (processes, 3)
+        if device.type != "cpu":
+            before, computed = self._result, self._computed
+            self._result = step, gathered.to("cpu", non_blocking=True)
+            self._computed = torch.accelerator.current_stream().record_event()
+            if before is None or computed is None:
+                # The same everywhere, unlike this process's own pace.
+                return step, 0, AGREE_SECONDS, False
+            computed.synchronize()
+            step, gathered = before
+        cause, pace, is_time = gathered.max(dim=0).values.tolist()
+        return step, int(cause), pace, bool(is_time)
