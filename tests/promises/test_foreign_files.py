@@ -15,8 +15,7 @@ from small_snapshots import trained, write
 from snapshot.__main__ import main
 from snapshot.disk.folder import MANIFEST, prune, verify
 from tracing.session import load_traced_config
-from training.run.run_dir import RunLock
-from training.run.start import lock_run_dir
+from training.run.run_dir import RunLock, lock_run_dir
 
 WEIGHTS = "model.safetensors"
 

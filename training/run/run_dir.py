@@ -8,17 +8,19 @@ from __future__ import annotations
 import errno
 import json
 import os
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
 from typing import Any
 
+from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from common.shared_files import acquire, file_lock
-from config.schema import ConfigError
+from config.schema import Config, ConfigError
 from snapshot.disk.folder import (
     TEMPORARY_PREFIX,
     manifest_entries,
@@ -30,7 +32,8 @@ from snapshot.start import has_steps
 from store.events import parse_events
 from store.fetch import PARTIAL
 from store.records import EVENTS, METRICS
-from training.distributed.environment import is_local_main_process
+from training.distributed.agreement import decided_by_main, is_on_any, run_on_all
+from training.distributed.environment import is_local_main_process, is_one_machine
 from training.exits import exit_code_in
 from training.reporting.console import say_error
 from training.reporting.curves import CURVES
@@ -167,9 +170,14 @@ class RunLock:
         """Where to leave an exit code before the lock is held; None: another process leaves it."""
         self._lock: FileLock | None = None
         self._code: int | None = None
-        self._noted = False
+        self._is_written = False
         # The thread that handles signals ends the process: never while the main thread writes.
-        self._noting = Lock()
+        self._writing = Lock()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process writes the run's directory: one on each machine's own disk."""
+        return self._lock is not None
 
     def leave_code_in(self, run_dir: Path | None) -> None:
         """Choose the directory for this process's exit code, if it exists; None for none."""
@@ -187,9 +195,7 @@ class RunLock:
         folder = Path(os.path.realpath(run_dir))
         lock = file_lock(folder / LOCK)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not has_steps(folder):  # otherwise the run must notice that its snapshots are gone
-                snapshots_in(folder).mkdir(exist_ok=True)
+            _make(folder)
             if snapshots_in(folder).is_dir():  # report before any work that it is not writable
                 TemporaryFile(prefix=TEMPORARY_PREFIX, dir=snapshots_in(folder)).close()
             if not _acquired(lock, run_dir):
@@ -213,11 +219,9 @@ class RunLock:
         """
         lock = file_lock(run_dir / LOCK)
         with suppress(OSError, Timeout):
-            run_dir.mkdir(parents=True, exist_ok=True)
+            _make(run_dir)
             if acquire(lock, 0):
                 self._hold(lock)
-                if not has_steps(run_dir):
-                    snapshots_in(run_dir).mkdir(exist_ok=True)
 
     def release(self) -> None:
         """Let another attempt have the directory."""
@@ -231,28 +235,22 @@ class RunLock:
         The first code that is noted counts, and is returned for each later one. Nothing is written
         where another process trains in the directory, or where there is no directory yet.
         """
-        with self._noting:
-            if self._code is None:
-                self._code = code
-            if not self._noted:
+        with self._writing:
+            self._code = code if self._code is None else self._code
+            if not self._is_written:
                 with suppress(OSError, Timeout):  # on a full disk the process still has its code
-                    self._write(f"{self._code}\n")
-                    self._noted = True
+                    self._write(self._code)
+                    self._is_written = True
         return self._code
 
-    def _write(self, code: str) -> None:
+    def _write(self, code: int) -> None:
         if self._lock is not None:
-            _write_code(self._lock, code)
+            _leave_code(self._lock, code)
         elif self._run_dir is not None and self._run_dir.is_dir():
             lock = file_lock(self._run_dir / LOCK)
             acquire(lock, 0)
-            _write_code(lock, code)
+            _leave_code(lock, code)
             lock.release()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this process writes the run's directory: one on each machine's own disk."""
-        return self._lock is not None
 
     def _hold(self, lock: FileLock) -> None:
         self._lock = lock
@@ -262,6 +260,60 @@ class RunLock:
             path.unlink(missing_ok=True)
 
 
+def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
+    """Keep other attempts out of the run's directory. Every process must call this.
+
+    Raises ConfigError as `RunLock.acquire` and `refuse_foreign` do.
+    """
+    run_dir = Path(config.run.dir)
+
+    def acquire() -> None:
+        if accelerator.is_local_main_process:
+            refuse_foreign(run_dir)
+        if accelerator.is_main_process:
+            lock.acquire(run_dir)
+        else:
+            lock.leave_code_in(None)  # the main process's refusal is not this machine's exit code
+
+    run_on_all(accelerator, acquire)
+    if is_one_machine():
+        return
+
+    # Some shared disks have locks that only count on one machine.
+    def leave_mark() -> str:
+        """A file by which another machine knows that it sees the main process's disk."""
+        name = f"{TEMPORARY_PREFIX}main-{uuid.uuid4().hex[:8]}"
+        (run_dir / name).touch()
+        return name
+
+    mark = run_dir / decided_by_main(accelerator, leave_mark)
+    first = accelerator.is_local_main_process and not accelerator.is_main_process
+    on_own_disk = first and not mark.exists()
+    if on_own_disk:
+        lock.acquire_on_other_machine(run_dir)
+    lock.own_disks = is_on_any(accelerator, on_own_disk)
+    if accelerator.is_main_process:
+        with suppress(OSError):  # a start removes what others have left
+            mark.unlink()
+
+
+def _code_file(lock: FileLock) -> Path:
+    return Path(lock.lock_file).with_name(EXIT_CODE)
+
+
+def _leave_code(lock: FileLock, code: int) -> None:
+    """Leave an exit code, unless a file of that name has another use."""
+    if may_hold_code(path := _code_file(lock)):
+        path.write_text(f"{code}\n")
+
+
+def _make(run_dir: Path) -> None:
+    """Create the directory; and that of its snapshots, unless the run must notice its loss."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if not has_steps(run_dir):
+        snapshots_in(run_dir).mkdir(exist_ok=True)
+
+
 def _acquired(lock: FileLock, run_dir: Path) -> bool:
     """Whether the lock is held; False on a file system without locks."""
     try:
@@ -269,17 +321,6 @@ def _acquired(lock: FileLock, run_dir: Path) -> bool:
     except Timeout:
         say_error(f"{run_dir} is in use by another process: waiting up to {WAIT_SECONDS:.0f} s")
         return acquire(lock, WAIT_SECONDS - NOTICE_SECONDS)
-
-
-def _code_file(lock: FileLock) -> Path:
-    return Path(lock.lock_file).with_name(EXIT_CODE)
-
-
-def _write_code(lock: FileLock, code: str) -> None:
-    """Leave an exit code, unless a file of that name has another use."""
-    path = _code_file(lock)
-    if may_hold_code(path):
-        path.write_text(code)
 
 
 def not_writable(run_dir: Path, error: OSError) -> ConfigError:

@@ -63,11 +63,10 @@ from training.run.pretrained import (
     refuse_undescribed,
 )
 from training.run.records import begin_records
-from training.run.run_dir import RunLock
+from training.run.run_dir import RunLock, lock_run_dir
 from training.run.same_run import refuse_other_run
 from training.run.start import (
     agree_on_start,
-    lock_run_dir,
     open_run,
     state_at,
 )

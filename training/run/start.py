@@ -18,7 +18,6 @@ from data.public_names import public_name
 from snapshot.base import Base
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
-    TEMPORARY_PREFIX,
     manifest_sha256,
     prune,
     remove_leftovers,
@@ -34,56 +33,14 @@ from store.fetch import remove_partial
 from store.records import METRICS
 from training.distributed.agreement import (
     decided_by_main,
-    is_on_any,
     local_main_first,
-    run_on_all,
-    run_on_main,
 )
 from training.distributed.environment import is_one_machine
 from training.reporting.metrics import MetricsFile
-from training.run.run_dir import CONFIG_FILE, RunLock, not_writable, refuse_foreign
+from training.run.run_dir import CONFIG_FILE, RunLock, not_writable
 from training.run.same_run import refuse_other_run
 from training.run.text import data_facts
 from training.run.uploading import store_of
-
-
-def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
-    """Keep other attempts out of the run's directory. Every process must call this.
-
-    Raises ConfigError as `RunLock.acquire` and `refuse_foreign` do.
-    """
-    run_dir = Path(config.run.dir)
-
-    def check() -> None:
-        if accelerator.is_local_main_process:
-            refuse_foreign(run_dir)
-
-    if not accelerator.is_main_process:
-        lock.leave_code_in(None)  # the main process's refusal is not this machine's exit code
-    run_on_all(accelerator, check)
-    run_on_main(accelerator, lambda: lock.acquire(run_dir))
-    if is_one_machine():
-        return
-    # Some shared disks have locks that only count on one machine.
-    mark = run_dir / decided_by_main(accelerator, lambda: _leave_mark(run_dir))
-
-    def acquire() -> bool:
-        """Whether this is the first process of a machine with a disk of its own."""
-        first = accelerator.is_local_main_process and not accelerator.is_main_process
-        if not first or mark.exists():
-            return False
-        lock.acquire_on_other_machine(run_dir)
-        return True
-
-    lock.own_disks = is_on_any(accelerator, run_on_all(accelerator, acquire))
-    run_on_main(accelerator, lambda: mark.unlink(missing_ok=True))
-
-
-def _leave_mark(run_dir: Path) -> str:
-    """Create a file by which another machine knows that it sees the main process's disk."""
-    mark = f"{TEMPORARY_PREFIX}main-{uuid.uuid4().hex[:8]}"
-    (run_dir / mark).touch()
-    return mark
 
 
 def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> Start:
