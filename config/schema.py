@@ -50,7 +50,7 @@ class DataConfig:
     cache_dir: str = "out/data"
     """The folder for prepared texts."""
     streaming: bool | None = None
-    """Read the text during training; null: with data.mix, and for files of more than 5 GB."""
+    """Read the text during training; null: with data.mix."""
     mix: list[MixPart] = field(default_factory=list)
     """Streamed sources instead of data.source: [{source:a,weight:0.7},{source:b,weight:0.3}]."""
     window_bytes: int = 32_000_000

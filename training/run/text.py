@@ -15,19 +15,15 @@ from accelerate import Accelerator
 
 from config.checks import is_streamed
 from config.schema import Config, other_model
-from data.columns import MASKED, PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
-from data.reading.formats import TEXT
 from data.reading.groups import Listing
-from data.reading.listing import check_formats, find_files, is_one_group
 from data.reading.rows import read_group
-from data.sources import BUILT_IN
 from data.streaming.streamed import StreamedText, fixed_tokenizer, stream_corpus
 from data.streaming.windows import StreamReading
-from data.tokenizer import CHARACTERS, OF_BYTES, TOKENIZER_FILES, bpe_size, lacks_file
+from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
 from model.cpu import cores
 from snapshot.base import Base, open_tokenizer
@@ -52,12 +48,6 @@ from training.run.streams import (
     refuse_shared_files,
 )
 
-LARGE_BYTES = 5_000_000_000
-"""Files larger than this are streamed: preparing them takes minutes and two to four times the disk.
-"""
-MOST_AT_ONCE_BYTES = 1_000_000_000
-"""Largest file that is one group of rows."""
-
 
 def prepare_text(
     accelerator: Accelerator, config: Config, start: Start, pretrained: PretrainedModel | None
@@ -68,7 +58,7 @@ def prepare_text(
     Every process must call this. Raises DataError when the machines have different texts.
     """
     base = None if pretrained is None else pretrained.base
-    prepare = stream_text if is_streamed_text(accelerator, config, start.state) else _prepare
+    prepare = stream_text if is_streamed(config) else _prepare
     corpus = prepare(accelerator, config, start, base)
     return corpus if base is None else replace(corpus, ends=frozenset(end_ids(base.folder)))
 
@@ -116,41 +106,6 @@ def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | P
     if (folder / TOKENIZER_FILES[0]).is_file():
         return folder
     raise DataError(lacks_file(f"data.tokenizer={name}", name, names_in(folder)))
-
-
-def is_streamed_text(accelerator: Accelerator, config: Config, state: RunState | None) -> bool:
-    """Whether the text is streamed; without `data.streaming`, because it is large.
-
-    Every process must call this; the main process looks. A run stays what it was at its first step,
-    as the `state` of the snapshot that it resumes from says.
-    """
-    name, data = config.data.tokenizer or CHARACTERS, config.data
-    fixed = name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None)
-    is_open = data.streaming is None and not data.mix and fixed
-    is_open = is_open and data.documents in (PACKED, MASKED)
-    if not is_open or data.source in BUILT_IN:
-        return is_streamed(config)
-    if state is not None:
-        return state.stream is not None
-    return decided_by_main(accelerator, lambda: is_large(config))
-
-
-def is_large(config: Config) -> bool:
-    """Whether a source can be streamed, and has more bytes than are prepared unasked.
-
-    A text is prepared, and so is a large file that would be streamed at once: preparing reads
-    it piece by piece.
-    """
-    access, source = Access(Path(config.data.cache_dir)), config.data.source
-    try:
-        with access.waiting.at_start():
-            _, files = find_files(access, source, None)
-            kind = check_formats(source, [file for _, file in files])
-            at_once = [file.size for _, file in files if is_one_group(file)]
-    except DataError:  # preparing it finds what is wrong
-        return False
-    is_bounded = kind != TEXT and max(at_once, default=0) < MOST_AT_ONCE_BYTES
-    return is_bounded and sum(file.size for _, file in files) > LARGE_BYTES
 
 
 def stream_text(

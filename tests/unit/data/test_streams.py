@@ -7,14 +7,12 @@ import json
 import pytest
 
 import runs
-import streams
 from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from training.run.streams import parts_of
-from training.run.text import is_large
 
 TWO = "data.mix=[{source:a/*.parquet,weight:0.7},{source:me/b,weight:0.3,text_column:body}]"
 OF_BYTES = "data.tokenizer=bpe:257"
@@ -107,21 +105,3 @@ def test_a_snapshot_with_a_foreign_cursor_is_refused(finished_run, tmp_path, cha
         else:
             with pytest.raises(SnapshotError, match="has no valid stream"):
                 read_state(tmp_path)
-
-
-def test_a_source_is_streamed_unasked_if_it_is_large(tmp_path, monkeypatch):
-    folder = streams.parquet_folder(tmp_path / "a", "a")
-    here = [f"run.dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path}"]
-    config = load_config([f"data.source={folder}", OF_BYTES, *here])
-    assert not is_large(config)
-    monkeypatch.setattr("training.run.text.LARGE_BYTES", 1000)
-    assert is_large(config)
-    assert not is_large(load_config(here))  # python-docs is no data set
-    text = tmp_path / "text.txt"
-    text.write_text("text " * 1000)
-    assert not is_large(load_config([f"data.source={text}", *here]))
-    table = tmp_path / "table.csv"
-    table.write_text("text\n" + "words\n" * 1000)
-    assert is_large(load_config([f"data.source={table}", *here]))
-    monkeypatch.setattr("training.run.text.MOST_AT_ONCE_BYTES", 1000)
-    assert not is_large(load_config([f"data.source={table}", *here]))
