@@ -124,7 +124,7 @@ class Run:
 
     def snapshot(self) -> None:
         """Write a snapshot, and draw the curves after it."""
-        self.saving.begin(self.state, None, last=False, stopping=False)
+        self.saving.begin(self.state, None, last=False, end=False)
         self.saving.finish()
         self.saving.end()
         assert (self.dir / "curves.png").exists()

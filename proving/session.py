@@ -32,8 +32,8 @@ from training.distributed.accelerator import split_of, unwrapped
 from training.distributed.environment import is_main_process
 from training.reporting.machine import computed_on
 from training.run.run_dir import RunLock
-from training.run.session import Due, Session
-from training.run.stopping import Agreement
+from training.run.session import Session
+from training.run.stopping import Agreement, Due
 
 SNAPSHOT_SECONDS = 600
 """The longest that a snapshot is waited for, in the middle of the next step."""
@@ -70,11 +70,11 @@ class EndAfter(Agreement):
 
     last_step: int
 
-    def is_end(self, step: int) -> bool:
-        """Whether this attempt ends with this step. Every process must call this, each step."""
-        if not super().is_end(step) and step >= self.last_step:
-            self.reason = END_OF_TASK
-        return bool(self.reason)
+    def after(self, step: int) -> Due:
+        """What is due after `step`. Every process must call this, each step."""
+        if step >= self.last_step:
+            self.reason = self.reason or END_OF_TASK
+        return super().after(step)
 
 
 class ProvenSession(Session):

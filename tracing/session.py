@@ -16,7 +16,8 @@ from tracing.collectives import rows_of, table
 from training.distributed.environment import silence_profiler
 from training.exits import EXIT_DONE
 from training.run.run_dir import has_snapshot
-from training.run.session import Due, Session
+from training.run.session import Session
+from training.run.stopping import Due
 
 STEPS = 3
 """Number of profiled steps; the table is of the last."""

@@ -30,7 +30,6 @@ from data.reading.formats import (
     COMPRESSED_INSIDE,
     FORMATS,
     LINES,
-    PARQUET,
     endings,
     format_of,
     is_table,
@@ -173,12 +172,6 @@ def check_formats(source: str, files: list[DataFile]) -> str:
             "data.streaming=false, convert it, or rename it."
         )
     return kind
-
-
-def is_one_group(file: DataFile) -> bool:
-    """Whether a file is streamed at once, however large it is."""
-    # A format that is not named here may have one group a file, as CSV has.
-    return file.is_compressed or format_of(file.name) not in (LINES, PARQUET)
 
 
 def looks_like_files(source: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
@@ -70,30 +69,12 @@ from training.run.start import (
     open_run,
     state_at,
 )
-from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Phase, Signals
+from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Due, Phase, Signals
 from training.run.text import begin_stream, blocks_of, data_facts
 from training.run.tuning import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.run.writer import SnapshotWriter
 from training.step import build_gradient_buckets, compute_reproducibly
-
-
-class Due(NamedTuple):
-    """What the loop does after a step, in this order."""
-
-    save: bool = False
-    evaluate: bool = False
-    sample: bool = False
-
-
-def due_after(step: int, config: Config, last: bool, save: bool) -> Due:
-    """What is due after `step`, which may be the run's `last`. `save`: whether a snapshot is."""
-    train = config.train
-    return Due(
-        save=last or save,
-        evaluate=last or step % train.eval_every == 0,
-        sample=train.sample_every > 0 and (last or step % train.sample_every == 0),
-    )
 
 
 class Session:
@@ -119,7 +100,7 @@ class Session:
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
-        self.finished = self._waited_for_snapshot = self._last = self._stopping = False
+        self.finished = self._waited_for_snapshot = self._last = False
         self._sample: str | None = None
         self._held_out = float("nan")
 
@@ -249,7 +230,7 @@ class Session:
             adapters=None if self.pretrained is None else self.pretrained.adapters,
             generation=self._generation,
         )
-        optimizer.optimizer.register_step_pre_hook(self._before_update)
+        optimizer.optimizer.register_step_pre_hook(self.release_weights)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._agreement = self._agree_from(state.step)
         model.train()
@@ -280,7 +261,7 @@ class Session:
             any_due = any(self._due)
             if any_due or self._waited_for_snapshot:
                 self.accelerator.wait_for_everyone()
-            if self._last or self._stopping:
+            if self._due.end:
                 return
             if any_due:
                 self.report.resume_clock()  # the speed is that of the steps
@@ -308,14 +289,10 @@ class Session:
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
+        self._due = self._agreement.after(step)
         self._last = step == self.config.train.max_steps
-        self._stopping = self._agreement.is_end(step)
-        if self._last or self._stopping:  # before the snapshot, whose upload has the events
+        if self._due.end:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._agreement.reason)
-        save = self._last or self._stopping or self._agreement.is_save_due(step)
-        self._due = due_after(step, self.config, self._last, save)
-        if save:
-            self._agreement.note_snapshot(step)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):
@@ -326,7 +303,7 @@ class Session:
     def save(self) -> None:
         """Begin the snapshot of the step; the next update waits for it. All processes call this."""
         assert self._writer is not None
-        self._writer.begin(self.state, self._sample, self._last, self._stopping)
+        self._writer.begin(self.state, self._sample, self._last, self._due.end)
 
     def report_evaluation(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
@@ -383,19 +360,15 @@ class Session:
         if self._uploads is not None:
             self._uploads.flush(seconds)
 
-    def _before_update(self, *_: object) -> None:
-        """Called by the optimizer: the update must not change what a pending snapshot holds."""
-        self.report.clock.enter(UPDATE)
-        self.release_weights()
-
-    def release_weights(self) -> None:
+    def release_weights(self, *_: object) -> None:
         """Return when weights may change: a pending snapshot is written, or has copies of them.
 
         Every process must call this before train.py itself changes weights, as for an evaluation
         with averaged ones. An update calls it.
         """
+        self.report.clock.enter(UPDATE)
         writer = self._writer
-        if writer is None:
+        if writer is None or writer.is_settled:
             return
         if writer.pending:
             self._timeouts.relax()  # the other processes wait for the one that writes

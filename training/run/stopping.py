@@ -168,12 +168,21 @@ class Signals:
             self._leave(signal.SIGINT, "Ctrl-C again")
 
 
-class Agreement:
-    """Whether the attempt ends after a step, and whether a snapshot is due: the same everywhere.
+class Due(NamedTuple):
+    """What follows a step, in this order; the same on all processes."""
 
-    A process that stopped or saved alone would wait for the others forever. Comparing after each
-    step would add one more wait, so the processes compare about once a second. On a GPU they read
-    the result at the next comparison, when it is long computed.
+    save: bool = False
+    evaluate: bool = False
+    sample: bool = False
+    end: bool = False
+
+
+class Agreement:
+    """What all processes do after a step, which they have to do together.
+
+    Only whether the attempt ends early, and whether a snapshot is due by the clock, is not known
+    to all. Comparing that after each step would add one more wait, so the processes compare about
+    once a second. On a GPU they read the result at the next comparison, when it is long computed.
     """
 
     def __init__(
@@ -182,7 +191,7 @@ class Agreement:
         """Begin an attempt after `step`, whose command was launched `age` seconds ago."""
         run, now = config.run, time.monotonic()
         self.reason = ""
-        """Why the attempt ends; empty while it continues."""
+        """Why the attempt ends before the last step; empty while it continues."""
         self._accelerator, self._config, self._signals = accelerator, config, signals
         # The grace time is reserved for the last step and its snapshot.
         limit = math.inf if run.max_minutes is None else 60 * run.max_minutes - run.grace_seconds
@@ -202,17 +211,34 @@ class Agreement:
         cause = self._signals.cause
         return CAUSES[cause].exit_code if self.reason and cause is not None else EXIT_DONE
 
-    def is_end(self, step: int) -> bool:
-        """Whether this attempt ends with this step. Every process must call this, each step."""
+    def after(self, step: int) -> Due:
+        """What is due after `step`. Every process must call this, each step."""
+        hub, train, snapshot = self._config.hub, self._config.train, self._config.snapshot
         self._steps += 1
-        if self._steps < self._every:
-            return False
-        now = time.monotonic()
+        if self._steps >= self._every:
+            self._compare(step)
+        last = step == train.max_steps
+        end, evaluate = last or bool(self.reason), last or step % train.eval_every == 0
+        if snapshot.every_minutes is None:
+            save = step % snapshot.every == 0
+        else:
+            is_milestone = hub.milestone_every is not None and step % hub.milestone_every == 0
+            save = self._minutes_are_over or is_milestone or (snapshot.keep_best and evaluate)
+        if save or end:
+            self._saved, self._saved_at = step, time.monotonic()
+            self._minutes_are_over = False
+        sample = train.sample_every > 0 and (last or step % train.sample_every == 0)
+        return Due(save or end, evaluate, sample, end)
+
+    def _compare(self, step: int) -> None:
+        """Learn whether any process is to stop, and whether the minutes are over."""
+        now, minutes = time.monotonic(), self._config.snapshot.every_minutes
         pace = (now - self._compared_at) / self._steps
         cause = self._signals.cause or 0
         if not cause and now + 2 * pace * self._every > self._ends:
             cause = TIME_IS_OVER
-        is_time = self._is_time_to_save(now)
+        is_time = minutes is not None and now - self._saved_at >= 60 * minutes
+        is_time = is_time and self._accelerator.is_main_process  # by one clock
         if self._accelerator.num_processes > 1:
             step, cause, pace, is_time = self._largest_of_all(step, cause, pace, is_time)
             # A GPU's first steps are only queued, so they seem fast.
@@ -222,33 +248,9 @@ class Agreement:
             self._minutes_are_over = True
         self._compared_at, self._steps = now, 0
         if cause:
-            minutes = f"={self._config.run.max_minutes:g}" if cause == TIME_IS_OVER else ""
-            self.reason = f"{CAUSES[cause].name}{minutes}"
+            limit = f"={self._config.run.max_minutes:g}" if cause == TIME_IS_OVER else ""
+            self.reason = f"{CAUSES[cause].name}{limit}"
             self._signals.stop(cause)
-        return bool(self.reason)
-
-    def is_save_due(self, step: int) -> bool:
-        """Whether a snapshot of `step` is due, on all processes alike.
-
-        Which steps are saved changes nothing that is learned.
-        """
-        hub, train, snapshot = self._config.hub, self._config.train, self._config.snapshot
-        if snapshot.every_minutes is None:
-            return step % snapshot.every == 0
-        is_milestone = hub.milestone_every is not None and step % hub.milestone_every == 0
-        may_be_best = snapshot.keep_best and step % train.eval_every == 0
-        return self._minutes_are_over or is_milestone or may_be_best
-
-    def note_snapshot(self, step: int) -> None:
-        """A snapshot of `step` begins. Every process must call this."""
-        self._saved, self._saved_at, self._minutes_are_over = step, time.monotonic(), False
-
-    def _is_time_to_save(self, now: float) -> bool:
-        """Whether the minutes since the last snapshot are over, by the main process's clock."""
-        minutes = self._config.snapshot.every_minutes
-        if minutes is None or not self._accelerator.is_main_process:
-            return False
-        return now - self._saved_at >= 60 * minutes
 
     def _largest_of_all(
         self, step: int, cause: int, pace: float, is_time: bool

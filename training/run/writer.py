@@ -99,12 +99,17 @@ class SnapshotWriter:
         self._published: Future[None] | None = None
         """What follows in the thread: pruning, curves, the offer for upload."""
 
-    def begin(self, state: RunState, sample: str | None, last: bool, stopping: bool) -> None:
+    @property
+    def is_settled(self) -> bool:
+        """Whether `finish` has nothing to do: no snapshot is pending or has yet to be reported."""
+        return self._written is None and not self.pending
+
+    def begin(self, state: RunState, sample: str | None, last: bool, end: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
 
-        Every process must call this, and `finish` before the next update. The snapshot of the
-        `last` step, or of a run that is `stopping`, is finished here; raises TrainingStopped when
-        it cannot be written. `publish` uploads that of the last step. Raises ConfigError for a
+        Every process must call this, and `finish` before the next update. The snapshot at the `end`
+        of the attempt, or of the `last` step, is finished here; raises TrainingStopped when it
+        cannot be written. `publish` uploads that of the last step. Raises ConfigError for a
         training that no snapshot resumes.
         """
         accelerator, begun = self._accelerator, time.perf_counter()
@@ -119,7 +124,7 @@ class SnapshotWriter:
             state.loss_scaler = accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
         state.computed_on = computed_on(accelerator, self._config.run)
-        in_background = not (last or stopping)
+        in_background = not (last or end)
         try:
             self._snapshot = self._begin_snapshot(state)
         except Unresumable as error:

@@ -146,7 +146,7 @@ def test_a_signal_to_one_machine_ends_all():
     signals = SimpleNamespace(cause=None)
     signals.stop = lambda number: setattr(signals, "cause", number)
     agreement = Agreement(other, load_config([]), signals, 0, age=0.0)
-    assert agreement.is_end(1)
+    assert agreement.after(1).end
     assert agreement.reason == "SIGTERM"
     assert agreement.exit_code == EXIT_TERMINATED
 
@@ -155,7 +155,7 @@ def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
     # A GPU's host only queues them, a thousand times as fast as they are computed.
     class Two:
         num_processes, device = 2, torch.device("cpu")
-        gathers = 0
+        is_main_process, gathers = True, 0
 
         def gather(self, tensor):
             self.gathers += 1
@@ -167,6 +167,6 @@ def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
     asked = []
     for step in range(1, 64):
         before = two.gathers
-        assert not agreement.is_end(step)
+        assert not agreement.after(step).end
         asked += [step] if two.gathers > before else []
     assert asked == [1, 3, 7, 15, 31, 63]

@@ -14,12 +14,10 @@ import chats
 import families
 import runs
 import subword_folders
-from config.compose import load_config
 from model.gpt import GPT, GPTConfig
 from training import evaluation
 from training.reporting.console import Console
 from training.run.pretrained import generation
-from training.run.session import due_after
 
 
 @pytest.fixture
@@ -72,12 +70,6 @@ def test_a_sample_that_takes_too_long_ends_and_says_so(drawn, monkeypatch, capsy
     console = Console(True, 8, 0)
     console.sample(8, *found)
     assert "sample at step 8, 1 of 400 tokens, for it took 0 s -----" in capsys.readouterr().out
-
-
-def test_with_sample_every_zero_there_is_none():
-    for arguments, due in (["train.sample_every=0"], False), ([], True):
-        config = load_config(arguments)
-        assert due_after(config.train.max_steps, config, last=True, save=False).sample is due
 
 
 def test_a_chat_model_stops_elsewhere_where_its_template_does(tmp_path):

@@ -12,7 +12,7 @@ from config.compose import load_config
 from config.schema import ConfigError
 from training.exits import EXIT_AGAIN
 from training.run import stopping
-from training.run.stopping import AGREE_SECONDS, Agreement
+from training.run.stopping import AGREE_SECONDS, Agreement, Due
 
 STEP, STALL = 0.5, 0.02
 
@@ -40,13 +40,19 @@ class Attempt:
         """Take steps, as a session does, until the end; those that were saved."""
         for _ in range(steps):
             self.step, self.now = self.step + 1, self.now + STEP
-            if self.agreement.is_end(self.step):
+            due = self.agreement.after(self.step)
+            if due.end:
                 break
-            if self.agreement.is_save_due(self.step):
-                self.agreement.note_snapshot(self.step)
+            if due.save:
                 self.saved.append(self.step)
                 self.now += STALL
         return self.saved
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, False), (500, True)])
+def test_a_sample_is_due_at_the_last_step_unless_there_is_none(monkeypatch, every, due):
+    attempt = Attempt(monkeypatch, f"train.sample_every={every}")
+    assert attempt.agreement.after(100_000) == Due(True, True, due, True)
 
 
 def test_a_number_of_steps_is_exact(monkeypatch):
@@ -75,16 +81,10 @@ def test_a_late_answer_makes_no_second_snapshot(monkeypatch):
     """That of a GPU is of an earlier step."""
     attempt = Attempt(monkeypatch, "snapshot.every_minutes=1", processes=2)
     agreement, answers = attempt.agreement, iter([(15, True), (16, True), (17, True)])
-    attempt.agreement._largest_of_all = lambda *_: (lambda step, is_time: (step, 0, 1.0, is_time))(
+    agreement._largest_of_all = lambda *_: (lambda step, is_time: (step, 0, 1.0, is_time))(
         *next(answers)
     )
-    assert not agreement.is_end(16)
-    assert agreement.is_save_due(16)
-    agreement.note_snapshot(16)
-    assert not agreement.is_end(17)
-    assert not agreement.is_save_due(17)
-    assert not agreement.is_end(18)
-    assert agreement.is_save_due(18)
+    assert [agreement.after(step).save for step in (16, 17, 18)] == [True, False, True]
 
 
 def test_a_limit_leaves_time_for_the_last_snapshot(monkeypatch):

@@ -102,7 +102,7 @@ class Trained:
         for of_parameter in self.saving._optimizer.state.values():
             of_parameter["step"].fill_(step if updates is None else updates)
         state = state_at(step)
-        self.saving.begin(state, None, last=last, stopping=False)
+        self.saving.begin(state, None, last=last, end=False)
 
     def finish(self) -> None:
         """The update after it, when the writing has ended."""
@@ -166,6 +166,7 @@ def test_released_weights_may_be_exchanged_while_a_snapshot_is_written(tmp_path,
     monkeypatch.setattr(Part, "write", write_late)
     session = Session.__new__(Session)
     session._writer = trained.saving
+    session.report = trained.report
     session._timeouts = SimpleNamespace(relax=lambda: None)
     trained.begin()
     session.release_weights()
