@@ -76,11 +76,11 @@ def test_what_a_run_has_left_at_any_moment_is_its_own(finished_run, tmp_path):
     """Also one that was killed early, or copied in part."""
     begun = tmp_path / "begun"  # as a start that is killed leaves it
     (begun / "snapshots" / ".download").mkdir(parents=True)
-    for name in (".lock", "events.jsonl", "metrics.jsonl", "config.yaml"):
+    for name in (".lock", "metrics.jsonl", "config.yaml"):
         put(begun / name, "")
     put(begun / "exit_code", "2\n")
     put(begun / "logs" / "machine-0.log")
-    for kept in ("config.yaml", "metrics.jsonl", "events.jsonl", "snapshots"):
+    for kept in ("config.yaml", "snapshots"):
         part = tmp_path / kept
         part.mkdir()
         copy = shutil.copytree if kept == "snapshots" else shutil.copyfile

@@ -6,7 +6,6 @@ It holds the exit code of the last attempt.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import uuid
 from contextlib import suppress
@@ -29,7 +28,6 @@ from snapshot.disk.folder import (
 )
 from snapshot.errors import SnapshotError
 from snapshot.start import has_steps
-from store.events import parse_events
 from store.fetch import PARTIAL
 from store.records import EVENTS, METRICS
 from training.distributed.agreement import decided_by_main, is_on_any, run_on_all
@@ -58,10 +56,18 @@ WAIT_SECONDS = 30.0
 def refuse_foreign(run_dir: Path) -> None:
     """Raise ConfigError if a run would overwrite or remove files there that no run wrote.
 
-    A folder is a run's once it holds a run's configuration, metrics, events or a snapshot. Any
-    other may hold what it likes under names that no run uses.
+    A folder is a run's once it holds a run's configuration or a snapshot. Any other may hold what
+    it likes under names that no run uses.
     """
-    if (path := foreign_file(run_dir)) is not None:
+    if holds_run(run_dir):
+        return
+    paths = [run_dir / name for name in WRITTEN if _holds_anything(run_dir / name)]
+    paths += [] if may_hold_code(run_dir / EXIT_CODE) else [run_dir / EXIT_CODE]
+    with suppress(OSError):  # reported when a file is created there
+        # A start may be killed while it downloads.
+        snapshots = snapshots_in(run_dir).iterdir()
+        paths += [path for path in snapshots if not path.name.startswith(HIDDEN)]
+    for path in paths:
         raise ConfigError(
             f"run.dir={run_dir} holds {path.relative_to(run_dir)}, which no run of this project "
             "wrote, and the run would overwrite it. Give the run a folder of its own, or move "
@@ -69,28 +75,10 @@ def refuse_foreign(run_dir: Path) -> None:
         )
 
 
-def foreign_file(run_dir: Path) -> Path | None:
-    """What a run would overwrite in a folder that is no run's; None if there is nothing."""
-    if holds_run(run_dir):
-        return None
-    paths = [run_dir / name for name in WRITTEN if _holds_anything(run_dir / name)]
-    paths += [] if may_hold_code(run_dir / EXIT_CODE) else [run_dir / EXIT_CODE]
-    with suppress(OSError):  # reported when a file is created there
-        # A start may be killed while it downloads.
-        snapshots = snapshots_in(run_dir).iterdir()
-        paths += [path for path in snapshots if not path.name.startswith(HIDDEN)]
-    return next(iter(paths), None)
-
-
 def holds_run(run_dir: Path) -> bool:
-    """Whether a run has written its configuration, metrics, events or a snapshot to a folder."""
-    if config_in(run_dir) is not None or _is_of_run(_first_line(run_dir / METRICS)):
+    """Whether a run has written its configuration or a snapshot, damaged or not, to a folder."""
+    if config_in(run_dir) is not None:
         return True
-    return bool(parse_events(_first_line(run_dir / EVENTS))) or has_snapshot(run_dir)
-
-
-def has_snapshot(run_dir: Path) -> bool:
-    """Whether a run has written a snapshot to a folder, damaged or not."""
     with suppress(SnapshotError):
         for folder in snapshot_folders(snapshots_in(run_dir)):
             with suppress(SnapshotError):
@@ -138,20 +126,6 @@ def _holds_anything(path: Path) -> bool:
     with suppress(OSError):
         return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
     return path.is_symlink()
-
-
-def _first_line(path: Path) -> bytes:
-    with suppress(OSError), open(path, "rb") as opened:
-        return opened.readline(LARGEST_CONFIG_BYTES)
-    return b""
-
-
-def _is_of_run(line: bytes) -> bool:
-    """Whether a line is one of metrics."""
-    with suppress(ValueError, RecursionError):
-        found = json.loads(line)
-        return isinstance(found, dict) and {"event", "step", "loss"} <= found.keys()
-    return False
 
 
 class RunLock:

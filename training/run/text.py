@@ -37,7 +37,7 @@ from training.distributed.agreement import (
     local_main_first,
     run_on_main,
 )
-from training.distributed.environment import processes_here
+from training.distributed.environment import is_one_machine, processes_here
 from training.reporting.console import say_error
 from training.run.pretrained import PretrainedModel
 from training.run.streams import (
@@ -80,7 +80,7 @@ def _prepare(accelerator: Accelerator, config: Config, start: Start, base: Base 
             say=say_error if first else None,
         ),
     )
-    if not equal_on_all(accelerator, corpus.info.fingerprint):
+    if not (is_one_machine() or equal_on_all(accelerator, corpus.info.fingerprint)):
         other = data.tokenizer != CHARACTERS
         same = f", or data.tokenizer={data.tokenizer} is not the same tokenizer" if other else ""
         raise DataError(f"data.source={data.source} is not the same text{same} on all machines.")
@@ -150,7 +150,7 @@ def stream_text(
         return stream_corpus(stream, reading)
 
     corpus = local_main_first(accelerator, prepare)
-    if not equal_on_all(accelerator, corpus.info.fingerprint):
+    if not (is_one_machine() or equal_on_all(accelerator, corpus.info.fingerprint)):
         raise DataError(
             f"data.source={corpus.info.name} is not the same data on all machines, or "
             f"data.tokenizer={data.tokenizer} is not the same tokenizer."
