@@ -55,9 +55,8 @@ from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import StoreError
-from training.distributed.accelerator import refuse_context
+from training.distributed.sharing import refuse_context, refuse_size, why_not_shared
 from training.memory import available_memory
-from training.shared_matrices import refuse_size, why_not_shared
 from training.step import freeze
 
 PEAK_IN = {

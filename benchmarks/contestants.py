@@ -70,7 +70,7 @@ def ours(words: list[str]) -> None:
 
     import train
     from model.family import parameter_count
-    from training.distributed.environment import is_main_process
+    from training.distributed.launcher import is_main_process
     from training.run.command import run_command
 
     reseed, build = train.reseed, train.build_empty

@@ -47,7 +47,7 @@ from training.distributed.accelerator import (
     reducing_in,
     set_communication,
 )
-from training.distributed.shared_matrices import clip_shared
+from training.distributed.sharing import clip_shared
 from training.evaluation import TOKENS
 from training.step import freeze, make_optimizer
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from proving.session import ProvenSession, load_config_of
 from proving.task import Outcome, Task, read_facts
-from training.distributed.environment import (
+from training.distributed.launcher import (
     changed_environment,
     for_attempt,
     for_helpers,

@@ -24,7 +24,7 @@ from proving.lines import GREEN, GREY, RED, Line
 from proving.proof import Proof
 from snapshot.disk.folder import write_whole
 from snapshot.disk.state import versions
-from training.distributed.environment import is_main_process, launched
+from training.distributed.launcher import is_main_process, launched
 from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.console import make_output_lossy, say_error
 from training.reporting.proof import FORMAT_VERSION, PROOF, folder_of_proof

@@ -16,7 +16,7 @@ from proving.lines import (
     within,
 )
 from proving.task import IN_SNAPSHOT, IN_STEP, Outcome, Task
-from training.distributed.environment import shutdown_timeout
+from training.distributed.launcher import shutdown_timeout
 from training.exits import EXIT_AGAIN, EXIT_DONE, EXIT_TERMINATED
 
 KILLED = -9

@@ -17,14 +17,13 @@ from planning.allocation_log import LiveBytes
 from planning.estimate import MemoryEstimate
 from planning.fake_trace import Shape
 from training.distributed.accelerator import (
-    context_size,
     micro_batch_shape,
     replicas,
     unwrapped,
 )
-from training.distributed.shared_matrices import tensor_size
+from training.distributed.sharing import context_size, tensor_size
+from training.run.kernels import has_packed_rows
 from training.run.session import Session
-from training.run.tuning import has_packed_rows
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from model.head import IGNORED
-from training.distributed.accelerator import data_parallel_size
+from training.distributed.sharing import data_parallel_size
 
 PADDING = -1
 """In place of the digest of a row that only pads a batch: each process has as many."""

@@ -6,7 +6,7 @@ import re
 import subprocess
 from typing import NamedTuple
 
-from training.distributed.environment import env_var
+from training.distributed.launcher import env_var
 
 KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
 ANSWER_SECONDS = 10

@@ -29,7 +29,7 @@ from proving.text import facts_of_text
 from snapshot.disk.folder import step_of, write_json
 from snapshot.disk.load import TIE
 from training.distributed.accelerator import split_of, unwrapped
-from training.distributed.environment import is_main_process
+from training.distributed.launcher import is_main_process
 from training.reporting.machine import computed_on
 from training.run.run_dir import RunLock
 from training.run.session import Session

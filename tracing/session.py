@@ -14,7 +14,7 @@ from config.compose import load_config
 from config.schema import Config, ConfigError
 from snapshot.disk.folder import snapshot_folders, snapshots_in
 from tracing.collectives import rows_of, table
-from training.distributed.environment import silence_profiler
+from training.distributed.launcher import silence_profiler
 from training.exits import EXIT_DONE
 from training.run.session import Session
 from training.run.stopping import Due

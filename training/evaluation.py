@@ -18,7 +18,7 @@ from model.generate import BrokenModel, generate
 from model.head import summed_loss
 from model.sharded import reshard
 from training.distributed.accelerator import is_compiled, unwrapped
-from training.distributed.shared_matrices import tensor_size
+from training.distributed.sharing import tensor_size
 from training.exits import TrainingStopped
 from training.memory import memory_left
 

@@ -22,7 +22,7 @@ from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES, Schedule
 from optim.sharing import Work, all_processes
 from training.distributed.accelerator import grads_in_buckets
-from training.distributed.environment import on_cpu
+from training.distributed.launcher import on_cpu
 
 KEY = "optim.freeze"
 

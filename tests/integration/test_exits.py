@@ -12,7 +12,7 @@ from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, StoreRefused, StoreUnreachable
-from training.distributed.agreement import FailedElsewhere, is_lasting
+from training.distributed.processes import FailedElsewhere, is_lasting
 from training.exits import OutOfMemory, TrainingStopped
 from training.run.command import _code_for
 from training.run.stopping import CAUSES, LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE

@@ -10,7 +10,7 @@ import pytest
 import runs
 from config.schema import ConfigError
 from paced import paced, read_until
-from training.distributed.agreement import exit_code_for
+from training.distributed.processes import exit_code_for
 from training.run.run_dir import RunLock
 
 Mistake = tuple[str, list[str], list[str]]

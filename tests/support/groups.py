@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
-from training.distributed.environment import is_main_process
+from training.distributed.launcher import is_main_process
 from training.distributed.processes import OF_THREADS
 from training.run.command import run_command
 from training.run.session import Session

@@ -45,7 +45,7 @@ from model.family import LanguageModel
 from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
 from model.tensor import TensorGroup
-from training.distributed.environment import (
+from training.distributed.launcher import (
     env_var,
     fp8_recipe,
     fsdp_requested,
@@ -56,7 +56,14 @@ from training.distributed.environment import (
     started_processes,
 )
 from training.distributed.processes import init_processes, refuse_broken_launch
-from training.distributed.shared_matrices import clip_shared, tensor_size
+from training.distributed.sharing import (
+    clip_shared,
+    context_size,
+    data_parallel_size,
+    refuse_configuration,
+    refuse_model,
+    tensor_size,
+)
 
 COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
 """The environment variable from which inductor takes a compiler, and the names it looks for."""
@@ -323,17 +330,25 @@ def split_of(accelerator: accelerate.Accelerator, train: TrainConfig) -> Split:
     return Split.of(train.global_batch_size, train.micro_batch_size, parts)
 
 
-def set_accumulation(accelerator: Accelerator, config: Config) -> None:
-    """Derive gradient accumulation from the batch sizes and the data-parallel size.
+def check_configuration(accelerator: Accelerator, config: Config) -> None:
+    """Derive gradient accumulation from the batch sizes and the data-parallel size; choose TF32.
 
-    Raises ConfigError where the launch is broken, a sequence cannot be divided, or gradients cannot
-    be reduced as `config.run` says.
+    Raises ConfigError where the launch is broken, a sequence or matrices cannot be divided, and
+    where gradients or products cannot be computed as `config.run` says.
     """
     refuse_broken_launch(accelerator)
     refuse_uneven_chunks(config, context_size(accelerator))
+    refuse_configuration(accelerator, config)
     accelerator.gradient_accumulation_steps = split_of(accelerator, config.train).accumulation
     if refusal := _why_not_reduced(accelerator, config.run):
         raise ConfigError(refusal)
+    choose_float32(accelerator, config.run)
+
+
+def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
+    """Raise ConfigError for a model that the processes cannot divide as the config file says."""
+    refuse_other_blocks(accelerator, model)
+    refuse_model(accelerator, model, config)
 
 
 def _why_not_reduced(accelerator: Accelerator, run: RunConfig) -> str | None:
@@ -427,41 +442,6 @@ def refuse_other_blocks(accelerator: accelerate.Accelerator, model: LanguageMode
         )
 
 
-def refuse_shared_context(
-    accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
-) -> None:
-    """Raise ConfigError if processes are to share each sequence, and cannot."""
-    if (size := context_size(accelerator)) > 1:
-        named = f"The accelerate config file says parallelism_config_cp_size: {size}"
-        refuse_context(named, size, tensor_size(accelerator), model, run)
-
-
-def refuse_context(
-    named: str, size: int, matrices: int, model: LanguageModel, run: RunConfig
-) -> None:
-    """Raise ConfigError if `size` processes, which is `named` so, cannot share each sequence.
-
-    Each of them may be several that share `matrices`, and so have some of the heads.
-    """
-    if run.attention != "auto":
-        raise ConfigError(
-            f"{named}, and where processes share each sequence run.attention={run.attention} has "
-            "no effect. Leave one of them out."
-        )
-    if not model.can_share_context:
-        raise ConfigError(
-            f"{named}, but several processes cannot share the attention of {model.config.family}. "
-            "Set it to 1."
-        )
-    heads = model.config.n_head // matrices
-    if heads % size:
-        each = f" of each of {matrices} processes that share matrices" if matrices > 1 else ""
-        raise ConfigError(
-            f"{named}, and the number of heads in attention{each}, {heads}, is no multiple of it. "
-            f"Set it to a divisor of {heads}."
-        )
-
-
 def syncs_each_micro_batch(accelerator: accelerate.Accelerator) -> bool:
     """Whether FSDP reduces gradients in each micro-batch (`run.sync_each_micro_batch`)."""
     return bool(accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
@@ -471,20 +451,6 @@ def replicas(accelerator: accelerate.Accelerator) -> int:
     """The number of whole copies of the model under FSDP: more than one with hybrid sharding."""
     sizes = accelerator.parallelism_config
     return 1 if sizes is None else int(sizes.dp_replicate_size)
-
-
-def data_parallel_size(accelerator: accelerate.Accelerator) -> int:
-    """The number of parts of a global batch.
-
-    Processes that share a sequence, or matrices, have the same part.
-    """
-    return accelerator.num_processes // (context_size(accelerator) * tensor_size(accelerator))
-
-
-def context_size(accelerator: accelerate.Accelerator) -> int:
-    """The number of processes that share each sequence (`parallelism_config_cp_size`)."""
-    sizes = accelerator.parallelism_config
-    return 1 if sizes is None else int(sizes.cp_size)
 
 
 def offloads(accelerator: accelerate.Accelerator) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from config.schema import Config
-from training.distributed.environment import draw_into_files
+from training.distributed.launcher import draw_into_files
 from training.reporting.console import Console
 from training.reporting.metrics import Record, sample_metrics
 

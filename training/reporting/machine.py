@@ -18,19 +18,18 @@ from accelerate import Accelerator
 from config.schema import Config, RunConfig
 from model.family import LanguageModel
 from training.distributed.accelerator import (
-    context_size,
     effective_precision,
     offloads,
     replicas,
     syncs_each_micro_batch,
 )
-from training.distributed.environment import (
+from training.distributed.launcher import (
     fp8_recipe,
     processes_here,
     requested_precision,
     started_processes,
 )
-from training.distributed.shared_matrices import tensor_size
+from training.distributed.sharing import context_size, tensor_size
 
 PEAKS = (
     (r"\bB200\b", 2250e12),

@@ -21,8 +21,8 @@ from config.schema import ConfigError
 from data.prepared import CorpusInfo
 from model.sharded import gather_full
 from store.uploader import Uploader
-from training.distributed.agreement import equal_on_all
-from training.distributed.environment import seconds_since_start
+from training.distributed.launcher import seconds_since_start
+from training.distributed.processes import equal_on_all
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile

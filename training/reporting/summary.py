@@ -22,7 +22,7 @@ from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.accelerator import split_of, why_not_compiled
-from training.distributed.environment import shutdown_timeout
+from training.distributed.launcher import shutdown_timeout
 from training.reporting.console import Console
 from training.reporting.machine import computed_on, counted, machine_hints, machine_line
 from training.reporting.report import Report

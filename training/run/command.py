@@ -21,14 +21,19 @@ from config.schema import Config, ConfigError
 from config.stored import as_yaml
 from data.errors import TextLost
 from data.streaming.walk import PREFETCH
-from training.distributed.agreement import USER_MISTAKES, FailedElsewhere, exit_code_for, is_lasting
-from training.distributed.environment import (
+from training.distributed.launcher import (
     is_local_main_process,
     launched,
     launcher,
     restarts_left,
 )
-from training.distributed.processes import is_lost_peer
+from training.distributed.processes import (
+    USER_MISTAKES,
+    FailedElsewhere,
+    exit_code_for,
+    is_lasting,
+    is_lost_peer,
+)
 from training.exits import (
     EXIT_DONE,
     EXIT_INTERRUPTED,

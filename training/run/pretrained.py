@@ -43,7 +43,7 @@ from snapshot.disk.model import (
 )
 from snapshot.disk.state import RunState
 from snapshot.start import Start
-from training.distributed.agreement import (
+from training.distributed.processes import (
     decided_by_main,
     local_main_first,
     run_on_all,

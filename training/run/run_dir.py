@@ -30,8 +30,8 @@ from snapshot.errors import SnapshotError
 from snapshot.start import has_steps
 from store.fetch import PARTIAL
 from store.records import EVENTS, METRICS
-from training.distributed.agreement import decided_by_main, is_on_any, run_on_all
-from training.distributed.environment import is_local_main_process, is_one_machine
+from training.distributed.launcher import is_local_main_process, is_one_machine
+from training.distributed.processes import decided_by_main, is_on_any, run_on_all
 from training.exits import exit_code_in
 from training.reporting.console import say_error
 from training.reporting.curves import CURVES

@@ -24,25 +24,21 @@ from snapshot.disk.folder import remove_leftovers, snapshots_in
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
-from training import shared_matrices
 from training.distributed.accelerator import (
     Accelerator,
-    choose_float32,
+    check_configuration,
+    check_model,
     convert_to_fp8,
     is_compiled,
     micro_batch_shape,
-    refuse_other_blocks,
-    refuse_shared_context,
-    set_accumulation,
     unwrapped,
 )
-from training.distributed.agreement import decided_by_main, run_on_all
-from training.distributed.environment import (
+from training.distributed.launcher import (
     is_local_main_process,
     launcher,
     seconds_since_launch,
 )
-from training.distributed.processes import ProcessGroupTimeouts
+from training.distributed.processes import ProcessGroupTimeouts, decided_by_main, run_on_all
 from training.evaluation import Sample, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
@@ -53,6 +49,7 @@ from training.reporting.report import Report
 from training.reporting.timing import END, UPDATE, UPLOAD
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
+from training.run.kernels import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.pretrained import (
     PretrainedModel,
     choose_frozen_dtype,
@@ -71,7 +68,6 @@ from training.run.start import (
 )
 from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Due, Phase, Signals
 from training.run.text import begin_stream, blocks_of, data_facts
-from training.run.tuning import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.run.writer import SnapshotWriter
 from training.step import build_gradient_buckets, compute_reproducibly
@@ -111,9 +107,7 @@ class Session:
         another process trains in.
         """
         self.accelerator = accelerator
-        set_accumulation(accelerator, self.config)
-        shared_matrices.refuse_configuration(accelerator, self.config)
-        choose_float32(accelerator, self.config.run)
+        check_configuration(accelerator, self.config)
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         refuse_requested_kernel(accelerator, self.config)
@@ -161,12 +155,10 @@ class Session:
     def open(self, model: LanguageModel) -> None:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
-        refuse_other_blocks(accelerator, model)
-        refuse_shared_context(accelerator, model, config.run)
         choose_frozen_dtype(config, state, self.pretrained, model)
         if self.pretrained is not None:
             self.pretrained.note_base(state)
-        shared_matrices.refuse_model(accelerator, model, config)
+        check_model(accelerator, model, config)
         convert_to_fp8(model)
         key = None if self.pretrained is None else self.pretrained.base.key
         check_fits(accelerator, model, config.optim, key)

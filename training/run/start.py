@@ -31,11 +31,11 @@ from snapshot.source import find
 from snapshot.start import Start, choose_start
 from store.fetch import remove_partial
 from store.records import METRICS
-from training.distributed.agreement import (
+from training.distributed.launcher import is_one_machine
+from training.distributed.processes import (
     decided_by_main,
     local_main_first,
 )
-from training.distributed.environment import is_one_machine
 from training.reporting.metrics import MetricsFile
 from training.run.run_dir import CONFIG_FILE, RunLock, not_writable
 from training.run.same_run import refuse_other_run

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a process takes signals before torch is imported
     from torch import Tensor
 
     from config.schema import Config
-    from training.distributed.environment import Launcher
+    from training.distributed.launcher import Launcher
 
 LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER = 101, 102, 103
 """Causes that are not signals. No signal has these numbers."""

@@ -31,13 +31,13 @@ from snapshot.disk.folder import names_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
-from training.distributed.agreement import (
+from training.distributed.launcher import is_one_machine, processes_here
+from training.distributed.processes import (
     decided_by_main,
     equal_on_all,
     local_main_first,
     run_on_main,
 )
-from training.distributed.environment import is_one_machine, processes_here
 from training.reporting.console import say_error
 from training.run.pretrained import PretrainedModel
 from training.run.streams import (

@@ -28,9 +28,8 @@ from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
 from snapshot.disk.writers import Writers, find_writers
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
-from training.distributed.agreement import raise_if_any_failed
-from training.distributed.environment import is_one_machine, machine_number
-from training.distributed.processes import group_of_threads
+from training.distributed.launcher import is_one_machine, machine_number
+from training.distributed.processes import group_of_threads, raise_if_any_failed
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.console import Console

@@ -50,6 +50,7 @@ ARROWS = {
     "training/distributed": {
         "model",
         "config",
+        "optim/optimizers",
         "training/exits",
         "data/errors",
         "data/split",
@@ -119,7 +120,7 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "optim/sharing.py",  # exchanges matrices that processes share
     "training/distributed/processes.py",
     "snapshot/disk/writers.py",  # what the threads that write a snapshot have done
-    "training/distributed/shared_matrices.py",  # adds up a norm
+    "training/distributed/sharing.py",  # adds up a norm
     "training/distributed/accelerator.py",  # how gradients are reduced, which accelerate lacks
     "proving/attempts.py",  # the store in which processes of a launch meet
     "planning/fake_trace.py",  # a process group whose other members do not exist
@@ -212,7 +213,7 @@ def test_few_files_bypass_the_accelerator_or_read_environ():
     readers = [path for path in SOURCES if re.search(r"\benviron\b|\bgetenv\b", text(path))]
     # common/hub_client.py sets what hf_xet, which has no other options, reads when it is loaded.
     readers = [name_of(path) for path in readers]
-    assert readers == ["common/hub_client.py", "training/distributed/environment.py"]
+    assert readers == ["common/hub_client.py", "training/distributed/launcher.py"]
 
 
 def text(path: Path) -> str:

@@ -34,7 +34,7 @@ from store.errors import StoreUnreachable
 from store.fetch import INFERENCE, fetch_newest, read_store
 from store.hub import Hub
 from store.uploader import Uploader
-from training.distributed.agreement import USER_MISTAKES, exit_code_for
+from training.distributed.processes import USER_MISTAKES, exit_code_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so

@@ -24,7 +24,7 @@ from model.gpt import GPTConfig
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.model import model_config
 from snapshot.disk.state import RunState
-from training.run.tuning import choose_attention, refuse_kernel
+from training.run.kernels import choose_attention, refuse_kernel
 
 T, SIZE = 24, 32
 LENGTHS = (7, 1, 16)
@@ -190,9 +190,9 @@ def test_a_run_on_cuda_keeps_what_it_began_with(
     monkeypatch, attention_key, documents, before, expected
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: H100)
-    monkeypatch.setattr("training.run.tuning.on_cpu", lambda: False)
-    monkeypatch.setattr("training.run.tuning.decided_by_main", lambda _, decide: decide())
-    monkeypatch.setattr("training.run.tuning.run_on_all", lambda _, check: check())
+    monkeypatch.setattr("training.run.kernels.on_cpu", lambda: False)
+    monkeypatch.setattr("training.run.kernels.decided_by_main", lambda _, decide: decide())
+    monkeypatch.setattr("training.run.kernels.run_on_all", lambda _, check: check())
     gpu = SimpleNamespace(
         device=torch.device("cuda"), mixed_precision="bf16", parallelism_config=None
     )

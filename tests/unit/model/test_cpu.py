@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import runs
-import training.run.tuning
+import training.run.kernels
 from model import cpu
 from snapshot.command_line import usable_device
-from training.run.tuning import fit_threads
+from training.run.kernels import fit_threads
 
 LIMITED = """
 import sys
@@ -80,7 +80,7 @@ def threads(monkeypatch) -> list[int]:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     monkeypatch.setattr(cpu, "cores_of_control_groups", lambda: 4.0)
-    monkeypatch.setattr(training.run.tuning, "on_cpu", lambda: True)
+    monkeypatch.setattr(training.run.kernels, "on_cpu", lambda: True)
     return used
 
 
@@ -104,7 +104,7 @@ def test_fewer_threads_than_allowed_stay(threads):
 
 
 def test_a_run_on_a_gpu_keeps_its_threads(threads, monkeypatch):
-    monkeypatch.setattr(training.run.tuning, "on_cpu", lambda: False)
+    monkeypatch.setattr(training.run.kernels, "on_cpu", lambda: False)
     assert fit_threads() is None
     assert threads == [64]
 

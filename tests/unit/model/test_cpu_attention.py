@@ -26,7 +26,7 @@ from model.attention import (
 )
 from model.gpt import GPT, Attention, GPTConfig
 from snapshot.disk.folder import read_json
-from training.run.tuning import choose_attention
+from training.run.kernels import choose_attention
 
 V = 31
 LONGEST = {PRODUCTS: sys.maxsize, KERNEL: 0, None: LONGEST_PRODUCTS}

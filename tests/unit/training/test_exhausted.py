@@ -13,7 +13,7 @@ from config.schema import ConfigError, OptimConfig
 from model.family import parameter_count
 from model.frozen import keep_frozen
 from model.gpt import GPT, GPTConfig
-from training.distributed.agreement import exit_code_for, is_lasting
+from training.distributed.processes import exit_code_for, is_lasting
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
 from training.memory import check_fits, in_words
 from training.run import command, session

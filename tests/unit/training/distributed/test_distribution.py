@@ -28,15 +28,14 @@ from model.gpt import GPT, GPTConfig
 from optim.optimizers import OPTIMIZERS
 from snapshot.disk.model import model_config
 from tracked import tracked
-from training import shared_matrices
-from training.distributed import processes, refusals
+from training.distributed import launch_file, processes, sharing
 from training.distributed.accelerator import (
     effective_precision,
     refuse_other_blocks,
-    refuse_shared_context,
 )
-from training.distributed.environment import Launcher, fp8_recipe
+from training.distributed.launcher import Launcher, fp8_recipe
 from training.distributed.processes import init_processes, refuse_broken_launch
+from training.distributed.sharing import refuse_shared_context
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -218,8 +217,8 @@ def test_matrices_that_processes_cannot_share_are_refused():
         refuse(a_run(4), GPT(sizes))
     with pytest.raises(ConfigError, match="must be a multiple of 3"):
         refuse(a_run(3), GPT(sizes))
-    with pytest.raises(ConfigError, match=r"must be a multiple of 4\. Use 4 or 8\."):
-        refuse(a_run(2, 6, context=2), GPT(sizes))
+    with pytest.raises(ConfigError, match=r"must be a multiple of 6\. Use 6 or 12\."):
+        refuse(a_run(2, 7, context=3), GPT(sizes))
     with pytest.raises(ConfigError, match="cannot share the matrices of gpt2"):
         refuse(a_run(2), Opaque(sizes))
     mixture = build_model(model_config(dict(families.FAMILIES["mixtral"]), "mixtral"))
@@ -230,7 +229,7 @@ def test_matrices_that_processes_cannot_share_are_refused():
 
 def refuse(run: tuple, model: torch.nn.Module) -> None:
     accelerator, config = run
-    shared_matrices.refuse_model(accelerator, model, config)
+    sharing.refuse_model(accelerator, model, config)
 
 
 class Norms(torch.optim.SGD):
@@ -244,23 +243,23 @@ class Norms(torch.optim.SGD):
 
 def test_what_shared_matrices_do_not_allow_is_refused(monkeypatch):
     for name in ("adamw", "muon"):
-        shared_matrices.refuse_configuration(*a_run(2, name=name))
+        sharing.refuse_configuration(*a_run(2, name=name))
     monkeypatch.setitem(OPTIMIZERS, "norms", lambda parts, *_: Norms(parts))
-    shared_matrices.refuse_configuration(*a_run(1, name="norms"))
+    sharing.refuse_configuration(*a_run(1, name="norms"))
     with pytest.raises(
         ConfigError, match=r"optim\.name=norms computes the update of a matrix from"
     ):
-        shared_matrices.refuse_configuration(*a_run(2, name="norms"))
+        sharing.refuse_configuration(*a_run(2, name="norms"))
     accelerator, config = a_run(2)
     config.model.lora_rank = 4
-    shared_matrices.refuse_configuration(accelerator, config)
+    sharing.refuse_configuration(accelerator, config)
     config.model.frozen_dtype = "nf4"
     with pytest.raises(ConfigError, match=r"model\.frozen_dtype=nf4: weights in four bits are"):
-        shared_matrices.refuse_configuration(accelerator, config)
+        sharing.refuse_configuration(accelerator, config)
     for precision in ("fp16", "fp8"):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
         with pytest.raises(ConfigError, match=f"mixed_precision: {precision} is not supported"):
-            shared_matrices.refuse_configuration(*a_run(2))
+            sharing.refuse_configuration(*a_run(2))
 
 
 @pytest.mark.parametrize(("length", "remedy"), [(131, "Use 130 or 132."), (1, "Use 2.")])
@@ -339,7 +338,7 @@ def test_a_range_of_machines_is_refused(launched, states, monkeypatch, tmp_path,
     launched(runs.rehearsal(config, tmp_path, 2), 2)
     for number in ("", "2", "2:2"):
         monkeypatch.setenv("PET_NNODES", number)
-        assert refusals.refusals() == []
+        assert launch_file.refusals() == []
     monkeypatch.setenv("PET_NNODES", "1:4")
     (sentence,) = sentences(states)
     assert sentence == (
@@ -414,8 +413,8 @@ def under_accelerate(monkeypatch, tmp_path):
 
     def launch(words: str, processes: int = 1, gpu: bool = False) -> None:
         started_by = Launcher(psutil.Process(), ("accelerate", "launch", *words.split()))
-        monkeypatch.setattr(refusals, "launcher", lambda: started_by)
-        monkeypatch.setattr(refusals, "default_config_file", str(tmp_path / "none.yaml"))
+        monkeypatch.setattr(launch_file, "launcher", lambda: started_by)
+        monkeypatch.setattr(launch_file, "default_config_file", str(tmp_path / "none.yaml"))
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
         monkeypatch.chdir(runs.ROOT)
         if processes > 1:
@@ -434,7 +433,7 @@ def test_processes_that_share_a_sequence_exchange_heads_alone(
     launched(file, 2)
     under_accelerate(f"--config_file {file} train.py", 2)
     if way != "allgather":
-        assert refusals.refusals() == []
+        assert launch_file.refusals() == []
         return
     (sentence,) = sentences(states)
     assert "says parallelism_config_cp_comm_strategy: allgather. Processes that" in sentence
@@ -486,7 +485,7 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
     assert "requests GPUs" in sentence
     assert "torch finds none" in sentence
     under_accelerate(words, processes, gpu=True)
-    assert refusals._ignored_by_launcher() == []
+    assert launch_file._ignored_by_launcher() == []
 
 
 @pytest.mark.parametrize(
@@ -509,14 +508,14 @@ def test_more_processes_than_gpus_are_refused(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     if sentence is None:
-        assert refusals._too_few_gpus() == []
+        assert launch_file._too_few_gpus() == []
         return
     (said,) = sentences(states)
     assert sentence in said
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert "(CUDA_VISIBLE_DEVICES=3,5, which gpu_ids sets)" in sentences(states)[0]
-    monkeypatch.setattr(refusals, "launcher", lambda: None)  # each may see a GPU of its own
-    assert refusals._too_few_gpus() == []
+    monkeypatch.setattr(launch_file, "launcher", lambda: None)  # each may see a GPU of its own
+    assert launch_file._too_few_gpus() == []
 
 
 @pytest.mark.parametrize(
@@ -534,7 +533,7 @@ def test_more_processes_than_gpus_are_refused(
 )
 def test_what_accelerate_honours_is_not_refused(under_accelerate, words, processes):
     under_accelerate(words, processes)
-    assert refusals._ignored_by_launcher() == []
+    assert launch_file._ignored_by_launcher() == []
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from training.distributed import environment
-from training.distributed.environment import seconds_since_launch, seconds_since_start
+from training.distributed import launcher
+from training.distributed.launcher import seconds_since_launch, seconds_since_start
 
 WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
 TWO_WORKERS = """
@@ -27,9 +27,9 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    environment.launcher.cache_clear()
+    launcher.launcher.cache_clear()
     yield
-    environment.launcher.cache_clear()
+    launcher.launcher.cache_clear()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def under(monkeypatch):
         process = subprocess.Popen(words, **pipes)
         try:
             process.first = process.stdout.readline().strip()
-            monkeypatch.setattr(environment.os, "getppid", lambda: process.pid)
+            monkeypatch.setattr(launcher.os, "getppid", lambda: process.pid)
             yield process
         finally:
             process.kill()
@@ -60,7 +60,7 @@ def program(folder: Path, name: str, text: str = WAITING) -> str:
 @pytest.mark.parametrize("name", ["accelerate", "accelerate-launch", "torchrun"])
 def test_a_launcher_is_known_by_its_command(under, tmp_path, name):
     with under(sys.executable, program(tmp_path, name), "launch", "train.py") as parent:
-        found = environment.launcher()
+        found = launcher.launcher()
         assert found.process.pid == parent.pid
         assert Path(found.command[0]).name == name
         assert found.command[1:] == ("launch", "train.py")
@@ -78,7 +78,7 @@ def test_what_is_exported_makes_no_launcher_of_a_shell(under, monkeypatch, words
     for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU", "WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     with under(*words):
-        assert environment.launcher() is None
+        assert launcher.launcher() is None
         since = seconds_since_start(psutil.Process())  # psutil's own is off by up to a second
         assert abs(seconds_since_launch() - since) < 1  # not the shell's
 
@@ -99,13 +99,13 @@ def test_the_launcher_tells_how_many_machines_were_asked_for(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("PET_NNODES", variable)
     with under(sys.executable, program(tmp_path, "torchrun"), *words, "train.py"):
-        assert environment.asked_machines() == asked
+        assert launcher.asked_machines() == asked
 
 
 def test_only_a_worker_that_died_by_itself_is_missed(under, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with under(sys.executable, program(tmp_path, "torchrun", TWO_WORKERS)) as parent:
-        found = environment.launcher()
+        found = launcher.launcher()
         assert not found.lost_a_worker()
         worker = psutil.Process(int(parent.first))
         worker.kill()
@@ -120,11 +120,11 @@ def test_only_a_worker_that_died_by_itself_is_missed(under, tmp_path, monkeypatc
 
 def test_an_orphan_signals_nobody_in_its_launchers_place(under, tmp_path, monkeypatch):
     with under(sys.executable, program(tmp_path, "torchrun")) as parent:
-        found = environment.launcher()
-        monkeypatch.setattr(environment.os, "getppid", lambda: 1)
+        found = launcher.launcher()
+        monkeypatch.setattr(launcher.os, "getppid", lambda: 1)
         assert not found.is_alive()
         found.stop()
         assert parent.poll() is None
-        monkeypatch.setattr(environment.os, "getppid", lambda: parent.pid)
+        monkeypatch.setattr(launcher.os, "getppid", lambda: parent.pid)
         found.stop()
         assert parent.wait(timeout=10) == -15

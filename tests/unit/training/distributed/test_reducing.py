@@ -10,7 +10,7 @@ from accelerate.utils import DistributedType
 
 from config.schema import Config, ConfigError, RunConfig
 from training.distributed import accelerator as accelerators
-from training.distributed.accelerator import DDP_OPTIONS, ddp_options, set_accumulation
+from training.distributed.accelerator import DDP_OPTIONS, check_configuration, ddp_options
 
 MIB = 2**20
 
@@ -74,7 +74,7 @@ TAKEN = [
 def settle(one, run, micro) -> None:
     config = Config(run=RunConfig(**run))
     config.train.micro_batch_size = micro  # of 12 sequences a step
-    set_accumulation(an_accelerator(**one), config)
+    check_configuration(an_accelerator(**one), config)
 
 
 @pytest.mark.parametrize(("one", "run", "micro", "sentence"), REFUSED)

@@ -25,8 +25,8 @@ from model.attention import (
 from model.cpu import limit_threads
 from model.family import LanguageModel
 from snapshot.disk.state import ONE, RunState
-from training.distributed.agreement import decided_by_main, run_on_all
-from training.distributed.environment import on_cpu, processes_here
+from training.distributed.launcher import on_cpu, processes_here
+from training.distributed.processes import decided_by_main, run_on_all
 
 AUTO = "auto"
 

@@ -14,7 +14,7 @@ from accelerate.commands.config.config_args import default_config_file, load_con
 from accelerate.commands.launch import launch_command_parser
 
 from model.fp8 import RECIPES
-from training.distributed.environment import (
+from training.distributed.launcher import (
     asked_machines,
     env_var,
     fp8_recipe,

@@ -1,0 +1,166 @@
+"""Processes that share each sequence, or each matrix of the model, and how those clip gradients.
+
+What they cannot do is refused with the entry of the accelerate config file.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import accelerate
+import torch
+from torch import Tensor, nn
+
+from config.schema import Config, ConfigError, RunConfig
+from model.family import LanguageModel
+from model.frozen import NF4
+from model.sharded import gather_full, local_part
+from optim.optimizers import TOGETHER, updates_parts
+from training.distributed.launcher import requested_precision
+
+TP_SIZE = "parallelism_config_tp_size"
+FOUR_BITS = (
+    f"model.frozen_dtype={NF4}: weights in four bits are packed by rows, and processes that share "
+    f"matrices ({TP_SIZE}) also cut them by columns. Use model.frozen_dtype=bf16, or FSDP alone."
+)
+
+
+def data_parallel_size(accelerator: accelerate.Accelerator) -> int:
+    """The number of parts of a global batch.
+
+    Processes that share a sequence, or matrices, have the same part.
+    """
+    return accelerator.num_processes // (context_size(accelerator) * tensor_size(accelerator))
+
+
+def context_size(accelerator: accelerate.Accelerator) -> int:
+    """The number of processes that share each sequence (`parallelism_config_cp_size`)."""
+    sizes = accelerator.parallelism_config
+    return 1 if sizes is None else int(sizes.cp_size)
+
+
+def tensor_size(accelerator: accelerate.Accelerator) -> int:
+    """The number of processes that share each matrix (`parallelism_config_tp_size`)."""
+    sizes = accelerator.parallelism_config
+    return 1 if sizes is None else int(sizes.tp_size)
+
+
+def refuse_shared_context(
+    accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
+) -> None:
+    """Raise ConfigError if processes are to share each sequence, and cannot."""
+    if (size := context_size(accelerator)) > 1:
+        named = f"The accelerate config file says parallelism_config_cp_size: {size}"
+        refuse_context(named, size, tensor_size(accelerator), model, run)
+
+
+def refuse_context(
+    named: str, size: int, matrices: int, model: LanguageModel, run: RunConfig
+) -> None:
+    """Raise ConfigError if `size` processes, which is `named` so, cannot share each sequence.
+
+    Each of them may be several that share `matrices`, and so have some of the heads.
+    """
+    if run.attention != "auto":
+        raise ConfigError(
+            f"{named}, and where processes share each sequence run.attention={run.attention} has "
+            "no effect. Leave one of them out."
+        )
+    if not model.can_share_context:
+        raise ConfigError(
+            f"{named}, but several processes cannot share the attention of {model.config.family}. "
+            "Set it to 1."
+        )
+    heads = model.config.n_head // matrices
+    if heads % size:
+        each = f" of each of {matrices} processes that share matrices" if matrices > 1 else ""
+        raise ConfigError(
+            f"{named}, and the number of heads in attention{each}, {heads}, is no multiple of it. "
+            f"Set it to a divisor of {heads}."
+        )
+
+
+def refuse_configuration(accelerator: accelerate.Accelerator, config: Config) -> None:
+    """Raise ConfigError if processes are to share matrices, and a value does not allow it."""
+    if tensor_size(accelerator) == 1:
+        return
+    if (refusal := why_not_shared(config, requested_precision())) is not None:
+        raise ConfigError(refusal)
+
+
+def why_not_shared(config: Config, precision: str) -> str | None:
+    """Why no processes can share matrices in such a run; None if they can."""
+    optim = config.optim
+    if precision in ("fp16", "fp8"):
+        return (
+            f"mixed_precision: {precision} is not supported where processes share matrices "
+            f"({TP_SIZE}). Set mixed_precision: bf16 or no."
+        )
+    if config.model.frozen_dtype == NF4:
+        return FOUR_BITS
+    if optim.name not in TOGETHER and not updates_parts(optim.name, optim):
+        return (
+            f"optim.name={optim.name} computes the update of a matrix from all of it, and where "
+            f"processes share matrices ({TP_SIZE}) each has a part. Use optim.name=adamw."
+        )
+    return None
+
+
+def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
+    """Raise ConfigError if processes are to share sequences or the model's matrices, and cannot."""
+    refuse_shared_context(accelerator, model, config.run)
+    if (size := tensor_size(accelerator)) > 1:
+        if model.layout().packed():  # also if the run began so
+            raise ConfigError(FOUR_BITS)
+        named = f"The accelerate config file says {TP_SIZE}: {size}"
+        refuse_size(named, size, context_size(accelerator), model, config.data.block_size)
+
+
+def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, length: int) -> None:
+    """Raise ConfigError if `size` processes, which is `named` so, cannot share a model's matrices.
+
+    As many groups of them as `sequences` share each sequence, of so many positions.
+    """
+    heads = model.config.head_counts
+    if not model.tensor_plan:
+        raise ConfigError(
+            f"{named}, but several processes cannot share the matrices of {model.config.family}. "
+            "Set it to 1: FSDP shards them, and the experts of a mixture as well "
+            "(parallelism_config_dp_shard_size)."
+        )
+    if uneven := [count for count in heads if count % size]:
+        raise ConfigError(
+            f"{named}, but the model has {uneven[0]} heads, of which each process must have as "
+            f"many. Set it to a divisor of {gcd(*heads)}."
+        )
+    multiple = sequences * size
+    if model.shares_positions and length % multiple:
+        below = length // multiple * multiple
+        raise ConfigError(
+            f"{named}: between layers each process has some of the {length} positions of a "
+            f"sequence, so data.block_size must be a multiple of {multiple}. Use "
+            f"{f'{below} or ' * (below > 0)}{below + multiple}."
+        )
+
+
+def clip_shared(parameters: list[Any], max_norm: float, norm_type: float) -> Tensor:
+    """Clip gradients of parameters that processes share (`Cut`); returns their norm before that."""
+    from torch.distributed import all_gather_single
+
+    parts: list[Tensor] = []
+    wholes: list[Tensor] = []
+    for one in parameters:
+        if one.grad is not None:
+            (wholes if one.cut.dim is None else parts).append(one.grad)
+    group, device = parameters[0].cut.group, parameters[0].device
+    own, of_wholes = (
+        gather_full(nn.utils.get_total_norm(some, norm_type)).to(device) for some in (parts, wholes)
+    )
+    norms = own.new_empty(group.size())
+    all_gather_single(norms, own[None], group=group)
+    norm = torch.linalg.vector_norm(torch.cat((norms, of_wholes[None])), norm_type)
+    smaller = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
+    for gradient in parts + wholes:
+        local_part(gradient).mul_(smaller)
+    return norm
