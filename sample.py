@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from common.printable import printable
-from config.problems import is_storable, why_not_storable
+from config.checks import why_not_storable
 from data.chat import ChatTemplate
 from data.errors import DataError
 from data.messages import ChatError, Conversation, Message, objects
@@ -248,8 +248,8 @@ def _add_chat_options(parser: argparse.ArgumentParser) -> None:
 def _some_text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("needs at least one character")
-    if not is_storable(text):
-        raise argparse.ArgumentTypeError(why_not_storable(text))
+    if (reason := why_not_storable(text)) is not None:
+        raise argparse.ArgumentTypeError(reason)
     return text
 
 

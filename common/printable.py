@@ -28,6 +28,11 @@ def printable(text: str, multiline: bool = False) -> str:
     )
 
 
+def shortened(text: str) -> str:
+    """A value for an error, cut if it is long."""
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
 def _is_unsafe(char: str) -> bool:
     return char in REORDERING or unicodedata.category(char) in UNSAFE
 

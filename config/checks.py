@@ -1,15 +1,31 @@
-"""Checks of a configuration that are independent of the machine; all mistakes at once."""
+"""Checks of a configuration that are independent of the machine; all mistakes at once.
+
+`RANGES`, `CHOICES` and `PATTERNS` are about one key each. `RULES` are about several; each yields
+the key to blame, and the rest of a sentence that begins with `key=value`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from common.printable import printable, redact_urls
-from config.problems import Problems, is_storable, value_of, why_not_storable
-from config.schema import TEXT_KEYS, Config, ModelConfig, is_preset, other_model, tokenizer_of
+from common.printable import printable, redact_urls, shortened
+from config.schema import (
+    KEYS,
+    TEXT_KEYS,
+    Config,
+    is_preset,
+    multiples_near,
+    other_model,
+    tokenizer_of,
+)
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
 from data.order import WHOLE, shares_of
 from data.reading.groups import TRAIN
@@ -23,60 +39,83 @@ from model.recompute import WAYS as RECOMPUTE
 from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES
 
-MOST = 1_000_000_000
+Mistakes = Iterator[tuple[str, str]]
+"""Keys, each with the rest of the sentence."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`; with `above` and `below` without the bound itself."""
+
+    least: float
+    most: float
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        # nan is in no range, because each comparison with it is false.
+        at_least = self.least < number if self.above else self.least <= number
+        return at_least and (number < self.most if self.below else number <= self.most)
+
+    def __str__(self) -> str:
+        high = f"{'below' if self.below else 'at most'} {self.most}"
+        high = "finite" if self.most == math.inf else high
+        return f"must be {'above' if self.above else 'at least'} {self.least} and {high}"
+
+
+# The maximum of a whole number is far above any use: a larger value is a typing error that would
+# exhaust the memory, overflow a clock or never end.
+COUNT = Range(1, 10**9)
+SIZE = Range(1, 1_000_000)
+BYTES = Range(1_000, 10**15)
+SECONDS = Range(1, 1_000_000)
+SHARE = Range(0, 1, above=True)
+BETA = Range(0, 1, below=True)
+POSITIVE = Range(0, math.inf, above=True, below=True)
+NOT_NEGATIVE = Range(0, math.inf, below=True)
 RANGES = {
-    "data.block_size": (1, 1_000_000),
-    "data.window_bytes": (1_000, 10**12),
-    "data.prefetch_bytes": (1_000, 10**12),
-    "data.stream_cache_bytes": (1_000, 10**15),
-    "data.held_out_bytes": (1_000, 10**12),
-    "model.n_layer": (1, 10_000),
-    "model.n_head": (1, 10_000),
-    "model.n_embd": (1, 1_000_000),
-    "model.lora_rank": (1, 65_536),
-    "model.lora_alpha": (1, 65_536),
-    "optim.warmup_steps": (0, MOST),
-    "train.max_steps": (1, MOST),
-    "train.global_batch_size": (1, 1_000_000),
-    "train.micro_batch_size": (1, 1_000_000),
-    "train.eval_every": (1, MOST),
-    "train.eval_batches": (1, MOST),
-    "train.log_every": (1, MOST),
-    "train.sample_every": (0, MOST),
-    "train.max_skipped_steps": (0, MOST),
-    "train.seed": (0, 2**32 - 1),
-    "snapshot.every": (1, MOST),
-    "snapshot.keep": (2, 1_000_000),
-    "snapshot.piece_bytes": (1_000_000, 10**15),
-    "hub.keep": (1, 1_000_000),
-    "hub.milestone_every": (1, MOST),
-    "run.collective_timeout_seconds": (1, 1_000_000),
-    "run.start_timeout_seconds": (1, 1_000_000),
+    "data.block_size": SIZE,
+    "data.val_fraction": Range(0, 0.5, above=True),
+    "data.window_bytes": BYTES,
+    "data.prefetch_bytes": BYTES,
+    "data.stream_cache_bytes": BYTES,
+    "data.held_out_bytes": BYTES,
+    "model.n_layer": Range(1, 10_000),
+    "model.n_head": Range(1, 10_000),
+    "model.n_embd": SIZE,
+    "model.dropout": BETA,
+    "model.lora_rank": Range(1, 65_536),
+    "model.lora_alpha": Range(1, 65_536),
+    "optim.learning_rate": NOT_NEGATIVE,
+    "optim.min_learning_rate": NOT_NEGATIVE,
+    "optim.warmup_steps": Range(0, 10**9),
+    "optim.decay_fraction": SHARE,
+    "optim.weight_decay": NOT_NEGATIVE,
+    "optim.max_grad_norm": Range(0, math.inf, above=True),
+    "train.max_steps": COUNT,
+    "train.global_batch_size": SIZE,
+    "train.micro_batch_size": SIZE,
+    "train.eval_every": COUNT,
+    "train.eval_batches": COUNT,
+    "train.log_every": COUNT,
+    "train.sample_every": Range(0, 10**9),
+    "train.max_skipped_steps": Range(0, 10**9),
+    "train.seed": Range(0, 2**32 - 1),
+    "snapshot.every": COUNT,
+    "snapshot.every_minutes": Range(0, 1_000_000, above=True),
+    "snapshot.keep": Range(2, 1_000_000),  # two, because the newest may be damaged
+    "snapshot.piece_bytes": Range(1_000_000, 10**15),
+    "hub.keep": SIZE,
+    "hub.milestone_every": COUNT,
+    "hub.min_interval_seconds": Range(0, 1_000_000),
+    "hub.timeout_seconds": Range(0, 1_000_000, above=True),
+    "hub.flush_seconds": Range(0, 1_000_000),
+    "run.max_minutes": Range(0, 10**7, above=True),
+    "run.grace_seconds": SECONDS,
+    "run.collective_timeout_seconds": SECONDS,
+    "run.start_timeout_seconds": SECONDS,
 }
-"""Minimum and maximum of each whole number. The maximum is far above any use: a larger value is a
-typing error that would exhaust the memory, overflow a clock or never end."""
-REMARKS = {
-    "train.micro_batch_size": ", or null",
-    "train.eval_batches": ", or null for the whole held-out text",
-    "snapshot.keep": ", in case the newest is damaged",
-}
-NEVER_EMPTY = (
-    "data.source",
-    "data.tokenizer",
-    "data.cache_dir",
-    "model.pretrained",
-    "model.architecture",
-    "snapshot.resume",
-    "run.name",
-    "run.dir",
-)
-"""Keys whose text is, or may be, a path."""
-PART_BYTES, PATH_BYTES = 255, 3_900
-"""Limits of file systems for a name and of the system for a path, minus a run's own files."""
-CARD_FIELDS = {
-    "hub.license": "must be a license identifier of the Hub, such as mit or apache-2.0, or null",
-    "hub.language": "must be a language code, such as en or de, or null",
-}
+"""The range of each number."""
 CHOICES: dict[str, Collection[bool | str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),
@@ -89,230 +128,41 @@ CHOICES: dict[str, Collection[bool | str]] = {
 }
 """The allowed values of a key."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
-TOO_LONG = f"is too long: at most {PART_BYTES} bytes for a name, {PATH_BYTES} for a path"
+REPO = r"(?!.*(--|\.\.|\.git$))\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b"
+PATTERNS = {
+    "hub.license": (WORD, "be a license identifier of the Hub, such as mit or apache-2.0"),
+    "hub.language": (WORD, "be a language code, such as en or de"),
+    "hub.repo_id": (re.compile(REPO), "have the form owner/name"),
+}
+"""The form of a text, and what it is."""
+PATHS = (
+    *("data.source", "data.tokenizer", "data.cache_dir", "model.pretrained", "model.architecture"),
+    *("snapshot.resume", "run.name", "run.dir"),
+)
+"""Keys whose text is, or may be, a path."""
+PART_BYTES, PATH_BYTES = 255, 3_900
+"""Limits of file systems for a name and of the system for a path, minus a run's own files."""
 
 
 def problems(config: Config) -> list[str]:
-    """One sentence for each mistake in the values, independent of the machine."""
-    found = Problems(config)
-    _check_ranges(found)
-    _check_texts(found)
-    _check_data_and_model(found)
-    check_streaming(found)
-    _check_what_is_trained(found)
-    _check_optimizer(found)
-    _check_hub_and_run(found)
-    return found.sentences
+    """One sentence for each key with a wrong value, independent of the machine."""
+    mistakes: dict[str, str] = {}
+    for rules in RULES:
+        for key, rule in rules(config):
+            mistakes.setdefault(key, rule)  # what follows from a mistake is none of its own
+    return [f"{key}={_shown(value_of(config, key))} {rule}." for key, rule in mistakes.items()]
 
 
-def _check_ranges(found: Problems) -> None:
-    for key, (least, most) in RANGES.items():
-        number, remark = value_of(found.config, key), REMARKS.get(key, "")
-        found.need(number is None or number >= least, key, f"must be at least {least}{remark}")
-        found.need(number is None or number <= most, key, f"must be at most {most}{remark}")
+def value_of(config: Any, key: str) -> Any:
+    """The value of a key such as data.source or data.mix[0].weight."""
+    for name in re.findall(r"\w+", key):
+        config = config[int(name)] if name.isdigit() else getattr(config, name)
+    return config
 
 
-def _check_texts(found: Problems) -> None:
-    need = found.need
-    for key in TEXT_KEYS:
-        text = value_of(found.config, key)
-        if text is None or (key == "run.dir" and text == f"out/{found.config.run.name}"):
-            continue  # derived from run.name, which is checked itself
-        if not is_storable(text):
-            need(False, key, why_not_storable(text))
-        if key in NEVER_EMPTY:
-            need(text.strip() != "", key, "is empty. Leave it out for its default")
-            need("://" in text or _is_path(text), key, TOO_LONG)
-        if key in NEVER_EMPTY and key != "run.name":
-            here = Path.cwd() / text  # ./~ is ~ for pathlib
-            need(_has_home(text), key, f"names the home of an unknown user: write {here}")
-        if key in ("data.cache_dir", "run.name", "run.dir"):
-            need(printable(text) == text, key, "has control characters. Use another name")
-    for key, choices in CHOICES.items():
-        *most, last = (str(one).lower() if isinstance(one, bool) else one for one in choices)
-        valid = value_of(found.config, key) in choices
-        need(valid, key, f"must be {', '.join(most)} or {last}")
-
-
-def _check_data_and_model(found: Problems) -> None:
-    need, data, model = found.need, found.config.data, found.config.model
-    need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
-    need(
-        model.pretrained is None or model.architecture in (None, *ARCHITECTURES),
-        "model.architecture",
-        f"and model.pretrained={model.pretrained} name two models. Leave one of them out",
-    )
-    tokenizer = data.tokenizer or ""
-    is_trained = tokenizer.partition(":")[0].lower() == "bpe"
-    need(
-        model.pretrained is None or not (is_trained or tokenizer == CHARACTERS),
-        "data.tokenizer",
-        f"cannot replace the tokenizer that model.pretrained={model.pretrained} was trained with. "
-        "Leave it out",
-    )
-    own = tokenizer in ("", CHARACTERS) and tokenizer_of(model) == CHARACTERS
-    need(
-        data.documents != CONVERSATIONS or not (own or is_trained),
-        "data.documents",
-        "needs a tokenizer with a chat template. Set model.pretrained to a chat model, or "
-        "data.tokenizer to its repo or folder",
-    )
-    if is_trained:
-        size = bpe_size(tokenizer)
-        need(
-            size is not None and SMALLEST_BPE <= size <= LARGEST_BPE,
-            "data.tokenizer",
-            f"must be bpe:<size> with a size from {SMALLEST_BPE} (256 bytes and the end-of-text "
-            f"token) to {LARGEST_BPE}, such as bpe:8000",
-        )
-    need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
-    if model.n_head >= 1 and 1 <= model.n_embd <= RANGES["model.n_embd"][1]:
-        is_multiple = model.n_embd % model.n_head == 0
-        need(is_multiple, "model.n_embd", "" if is_multiple else _nearest_heads(model))
-
-
-def _nearest_heads(model: ModelConfig) -> str:
-    """The problem of a width that is no multiple of the heads, and what would be."""
-    width, heads = model.n_embd, model.n_head
-    near = sorted({max(1, width // heads), width // heads + 1})
-    divisors = [count for count in range(1, width + 1) if width % count == 0]
-    few = max(count for count in divisors if count <= heads or count == 1)
-    many = min(count for count in divisors if count >= heads or count == width)
-    return (
-        f"is not a multiple of model.n_head={heads}. "
-        f"The nearest: {' or '.join(str(count * heads) for count in near)}; or "
-        f"model.n_head={few} or {many}"
-    )
-
-
-def _check_what_is_trained(found: Problems) -> None:
-    need, config = found.need, found.config
-    model = config.model
-    if model.lora_rank is not None:
-        named = "needs model.pretrained, the model to add adapters to. Set it as well"
-        need(model.pretrained is not None, "model.lora_rank", named)
-        others = f"has no effect: with model.lora_rank={model.lora_rank} only adapters are trained"
-        others += ". Leave it out"
-        need(not config.optim.freeze, "optim.freeze", others)
-    else:
-        needs_rank = "applies only to LoRA. Set model.lora_rank, such as 8, as well"
-        need(model.lora_alpha is None, "model.lora_alpha", needs_rank)
-        need(not model.lora_targets, "model.lora_targets", needs_rank)
-        is_frozen = model.frozen_dtype == AUTO or bool(config.optim.freeze)
-        what = "has no effect: nothing is frozen. Set model.lora_rank or optim.freeze, or leave it"
-        need(is_frozen, "model.frozen_dtype", f"{what} out")
-        what = "needs adapters, because snapshots hold other frozen weights. Set model.lora_rank"
-        need(model.frozen_dtype != NF4, "model.frozen_dtype", what)
-
-
-def _check_optimizer(found: Problems) -> None:
-    need, optim = found.need, found.config.optim
-    model = found.config.model
-    has_rate_by_size = other_model(model) is not None and not is_preset(model)
-    by_size = optim.learning_rate == 0 and has_rate_by_size
-    rate_is_valid = by_size or 0 < optim.learning_rate < math.inf
-    need(rate_is_valid, "optim.learning_rate", "must be above 0 and finite")
-    highest = math.inf if by_size else optim.learning_rate
-    need(
-        not rate_is_valid or 0 <= optim.min_learning_rate <= highest,
-        "optim.min_learning_rate",
-        f"must be between 0 and optim.learning_rate={optim.learning_rate}",
-    )
-    need(0 < optim.decay_fraction <= 1, "optim.decay_fraction", "must be above 0 and at most 1")
-    need(0 <= optim.weight_decay < math.inf, "optim.weight_decay", "must be at least 0, and finite")
-    need(
-        len(optim.betas) == 2 and all(map(_is_beta, optim.betas)),
-        "optim.betas",
-        "must be two numbers, each at least 0 and below 1",
-    )
-    need(optim.max_grad_norm > 0, "optim.max_grad_norm", "must be above 0")
-    if optim.name in OPTIMIZERS and not any("optim." in sentence for sentence in found.sentences):
-        reason = refusal(optim.name, optim)
-        need(reason is None, "optim.name", f"cannot be used: it {reason}")
-
-
-def _check_hub_and_run(found: Problems) -> None:
-    need, hub, run = found.need, found.config.hub, found.config.run
-    if hub.repo_id is not None:
-        need(_is_repo_id(hub.repo_id), "hub.repo_id", "must have the form owner/name")
-    if hub.url is not None:
-        need(hub.repo_id is None, "hub.url", f"excludes hub.repo_id={hub.repo_id}: leave one out")
-        reason = _why_no_store(hub.url)
-        need(reason is None, "hub.url", reason or "")
-    every, milestone = found.config.snapshot.every, hub.milestone_every
-    minutes = found.config.snapshot.every_minutes
-    if milestone is not None and minutes is None and every >= 1:
-        near = sorted({max(1, milestone // every) * every, (milestone // every + 1) * every})
-        need(
-            milestone % every == 0,
-            "hub.milestone_every",
-            f"is not a multiple of snapshot.every={every}: only a snapshot can be a milestone. The "
-            f"nearest: {' or '.join(map(str, near))}",
-        )
-    need(
-        minutes is None or 0 < minutes < 1e6,
-        "snapshot.every_minutes",
-        "must be above 0 and below 1000000, or null",
-    )
-    for key, rule in CARD_FIELDS.items():
-        need(WORD.fullmatch(getattr(hub, key[4:]) or "none") is not None, key, rule)
-    for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
-        need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0 and below 1000000")
-    need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0 and below 1000000")
-    need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1 and below 1000000")
-    need(
-        run.max_minutes is None or run.grace_seconds < 60 * run.max_minutes < 1e9,
-        "run.max_minutes",
-        f"must be more than {run.grace_seconds / 60:.3g}, or null: "
-        f"run.grace_seconds={run.grace_seconds:g} is reserved for the last snapshot",
-    )
-
-
-def _why_no_store(url: str) -> str | None:
-    """Why a URL cannot be a store; None if it can."""
-    scheme, mark, place = url.partition("://")
-    if not mark or not place.strip("/") or scheme in ("http", "https"):
-        return "must be the URL of a folder that can be written, such as s3://bucket/run"
-    if scheme == "hf":
-        name = place.removeprefix("buckets/")
-        if place != name:  # a bucket, or a folder in it
-            name = "/".join(name.rstrip("/").split("/")[:2])
-        return None if _is_repo_id(name) else "must have the form hf://buckets/owner/name"
-    if redact_urls(url) != url:
-        return "must hold no user, password or query: set them in the environment"
-    return None
-
-
-def _is_beta(beta: object) -> bool:
-    return isinstance(beta, int | float) and 0 <= beta < 1  # OmegaConf accepts lists of lists
-
-
-def _is_path(text: str) -> bool:
-    """Whether a text is short enough for a path."""
-    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in text.split("/")]
-    return max(sizes) <= PART_BYTES and sum(sizes) + len(sizes) <= PATH_BYTES
-
-
-def _has_home(path: str) -> bool:
-    """Whether the user is known, if a path begins with `~user`."""
-    try:
-        Path(path).expanduser()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _is_repo_id(name: str) -> bool:
-    from huggingface_hub.utils import (  # a slow import, only if needed
-        HFValidationError,
-        validate_repo_id,
-    )
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return "/" in name
+def _shown(value: Any) -> str:
+    is_written_otherwise = value is None or isinstance(value, bool | list)
+    return shortened(json.dumps(value) if is_written_otherwise else str(value))
 
 
 def is_streamed(config: Config) -> bool:
@@ -320,55 +170,192 @@ def is_streamed(config: Config) -> bool:
     return bool(config.data.streaming or config.data.mix)
 
 
-def check_streaming(found: Problems) -> None:
-    """Add a sentence for each value that does not work with a streamed text."""
-    need, data = found.need, found.config.data
-    rule = "cannot be used with data.mix, which is always streamed. Leave one of them out"
-    need(data.streaming is not False or not data.mix, "data.streaming", rule)
-    for number, part in enumerate(data.mix):
-        key = f"data.mix[{number}]"
-        if not is_storable(part.source):
-            found.sentences.append(f"{key}.source {why_not_storable(part.source)}.")
-        if not part.source.strip():
-            found.sentences.append(f"{key}.source is empty. Name a file or a data set.")
-        if not 0 < part.weight < math.inf:
-            found.sentences.append(f"{key}.weight={part.weight} must be above 0 and finite.")
-    if data.mix and all(0 < part.weight < math.inf for part in data.mix):
-        for number, share in enumerate(shares_of([part.weight for part in data.mix])):
-            if share == 0:
-                found.sentences.append(
-                    f"data.mix[{number}].weight={data.mix[number].weight} is less than "
-                    f"1/{WHOLE:,} of the sum of weights. Raise it, or leave the source out."
-                )
-    split = data.held_out_split
-    need(split != TRAIN, "data.held_out_split", "is the split to train on. Name another one")
-    if not is_streamed(found.config):
-        rule = "applies only to streamed data sets. Set data.streaming=true, or leave it out"
-        need(split is None, "data.held_out_split", rule)
+def _ranges(config: Config) -> Mistakes:
+    for key, allowed in RANGES.items():
+        if (value := value_of(config, key)) is not None and value not in allowed:
+            yield key, f"{allowed}{', or null' * KEYS[key].endswith('None')}"
+
+
+def _choices(config: Config) -> Mistakes:
+    for key, choices in CHOICES.items():
+        *most, last = (str(one).lower() if isinstance(one, bool) else one for one in choices)
+        if value_of(config, key) not in choices:
+            yield key, f"must be {', '.join(most)} or {last}"
+
+
+def _texts(config: Config) -> Mistakes:
+    for key, (pattern, form) in PATTERNS.items():
+        text = value_of(config, key)
+        if text is not None and not pattern.fullmatch(text):
+            yield key, f"must {form}, or null"
+    for key in TEXT_KEYS:
+        text = value_of(config, key)
+        if text is None or (key == "run.dir" and text == f"out/{config.run.name}"):
+            continue  # derived from run.name, which is checked itself
+        if (reason := why_not_storable(text)) is not None:
+            yield key, reason
+        if key in PATHS and (reason := _why_no_path(text)) is not None:
+            yield key, reason
+
+
+def why_not_storable(text: str) -> str | None:
+    """Why a text cannot stand in JSON, YAML and file names, and the remedy; None if it can."""
+    if printable(text) == text:
+        return None
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and not text.isascii():
+        what = f"has characters that the encoding of this locale, {encoding}, lacks"
+        return f"{what}: set PYTHONUTF8=1 in the environment"
+    return "has control characters, or bytes that are not valid UTF-8. Use another name"
+
+
+def _why_no_path(text: str) -> str | None:
+    if not text.strip():
+        return "is empty. Leave it out for its default"
+    if os.path.expanduser(text).startswith("~"):  # noqa: PTH111  Path raises for this
+        return f"names the home of an unknown user: write {Path.cwd() / text}"
+    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in text.split("/")]
+    if "://" not in text and (max(sizes) > PART_BYTES or sum(sizes) + len(sizes) > PATH_BYTES):
+        return f"is too long: at most {PART_BYTES} bytes for a name, {PATH_BYTES} for a path"
+    return None
+
+
+def _model_and_tokenizer(config: Config) -> Mistakes:
+    data, model = config.data, config.model
+    if model.pretrained is not None and model.architecture not in (None, *ARCHITECTURES):
+        named = f"and model.pretrained={model.pretrained} name two models"
+        yield "model.architecture", f"{named}. Leave one of them out"
+    tokenizer = data.tokenizer or ""
+    is_bpe = tokenizer.partition(":")[0].lower() == "bpe"
+    is_of_this_text = is_bpe or tokenizer == CHARACTERS
+    if model.pretrained is not None and is_of_this_text:
+        own = f"the tokenizer that model.pretrained={model.pretrained} was trained with"
+        yield "data.tokenizer", f"cannot replace {own}. Leave it out"
+    has_no_chats = is_of_this_text or (not tokenizer and tokenizer_of(model) == CHARACTERS)
+    if data.documents == CONVERSATIONS and has_no_chats:
+        remedy = "Set model.pretrained to a chat model, or data.tokenizer to its repo or folder"
+        yield "data.documents", f"needs a tokenizer with a chat template. {remedy}"
+    if is_bpe and (bpe_size(tokenizer) or 0) not in range(SMALLEST_BPE, LARGEST_BPE + 1):
+        sizes = f"a size from {SMALLEST_BPE} to {LARGEST_BPE}"
+        yield "data.tokenizer", f"must be bpe:<size> with {sizes}, such as bpe:8000"
+    if model.n_head >= 1 and model.n_embd >= 1 and model.n_embd % model.n_head:
+        near = multiples_near(model.n_embd, model.n_head)
+        what = f"is not a multiple of model.n_head={model.n_head}"
+        yield "model.n_embd", f"{what}. The nearest: {near}"
+
+
+def _streaming(config: Config) -> Mistakes:
+    data, split = config.data, config.data.held_out_split
+    if split == TRAIN:
+        yield "data.held_out_split", "is the split to train on. Name another one"
+    if not is_streamed(config):
+        if split is not None:
+            remedy = "Set data.streaming=true, or leave it out"
+            yield "data.held_out_split", f"applies only to streamed data sets. {remedy}"
         return
-    need(
-        bool(data.mix) or data.source not in BUILT_IN,
-        "data.streaming",
-        f"is not possible for data.source={data.source}, a text that comes with Python. Leave it "
-        "out, or name a data set",
-    )
-    need(
-        data.documents in (PACKED, MASKED),
-        "data.documents",
-        f"is not possible for streamed text: use {PACKED} or {MASKED}, or prepare "
-        "the text with data.streaming=false",
-    )
-    name = data.tokenizer or tokenizer_of(found.config.model)
-    need(
-        name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None),
-        "data.tokenizer",
-        f"{'(characters) ' * (data.tokenizer is None)}needs the whole text beforehand, which "
-        "streaming does not read. Name a repo or folder "
-        f"with a tokenizer, such as data.tokenizer=gpt2, or {OF_BYTES}, whose tokens are bytes",
-    )
+    yield from _mix(config)
+    if not data.mix and data.source in BUILT_IN:
+        what = f"is not possible for data.source={data.source}, a text that comes with Python"
+        yield "data.streaming", f"{what}. Leave it out, or name a data set"
+    if data.documents not in (PACKED, MASKED):
+        remedy = f"Use {PACKED} or {MASKED}, or prepare the text with data.streaming=false"
+        yield "data.documents", f"is not possible for streamed text. {remedy}"
+    name = data.tokenizer or tokenizer_of(config.model)
+    if name == CHARACTERS or (name != OF_BYTES and bpe_size(name) is not None):
+        of_default = "(characters) " * (data.tokenizer is None)
+        what = f"{of_default}needs the whole text beforehand, which streaming does not read"
+        remedy = "Name a repo or folder with a tokenizer, such as data.tokenizer=gpt2"
+        yield "data.tokenizer", f"{what}. {remedy}, or {OF_BYTES}"
     least = data.window_bytes * max(1, len(data.mix))
-    rule = f"must be at least {least}: data.window_bytes for each source"
-    need(data.prefetch_bytes >= least, "data.prefetch_bytes", rule)
-    least = 4 * data.prefetch_bytes
-    rule = f"must be at least {least}: 4 times data.prefetch_bytes"
-    need(data.stream_cache_bytes >= least, "data.stream_cache_bytes", rule)
+    if data.prefetch_bytes < least:
+        yield "data.prefetch_bytes", f"must be at least {least}: data.window_bytes for each source"
+    if data.stream_cache_bytes < (least := 4 * data.prefetch_bytes):
+        yield "data.stream_cache_bytes", f"must be at least {least}: 4 times data.prefetch_bytes"
+
+
+def _mix(config: Config) -> Mistakes:
+    mix, weights = config.data.mix, [part.weight for part in config.data.mix]
+    if mix and config.data.streaming is False:
+        what = "cannot be used with data.mix, which is always streamed"
+        yield "data.streaming", f"{what}. Leave one of them out"
+    are_positive = all(weight in POSITIVE for weight in weights)
+    for number, share in enumerate(shares_of(weights) if mix and are_positive else weights):
+        key = f"data.mix[{number}]"
+        if not (source := mix[number].source).strip():
+            yield f"{key}.source", "is empty. Name a file or a data set"
+        if (reason := why_not_storable(source)) is not None:
+            yield f"{key}.source", reason
+        if weights[number] not in POSITIVE:
+            yield f"{key}.weight", str(POSITIVE)
+        elif share == 0:
+            what = f"is less than 1/{WHOLE:,} of the sum of weights"
+            yield f"{key}.weight", f"{what}. Raise it, or leave the source out"
+
+
+def _adapters_and_frozen(config: Config) -> Mistakes:
+    model, freeze = config.model, config.optim.freeze
+    if model.lora_rank is not None:
+        if model.pretrained is None:
+            yield "model.lora_rank", "needs model.pretrained, the model to add adapters to. Set it"
+        if freeze:
+            what = f"has no effect with model.lora_rank={model.lora_rank}, which freezes the model"
+            yield "optim.freeze", f"{what}. Leave it out"
+        return
+    for key in ("model.lora_alpha", "model.lora_targets"):
+        if value_of(config, key):
+            yield key, "applies only to LoRA. Set model.lora_rank, such as 8, as well"
+    if model.frozen_dtype != AUTO and not freeze:
+        remedy = "Set model.lora_rank or optim.freeze, or leave it out"
+        yield "model.frozen_dtype", f"has no effect: nothing is frozen. {remedy}"
+    elif model.frozen_dtype == NF4:
+        what = "needs adapters, because snapshots hold other frozen weights"
+        yield "model.frozen_dtype", f"{what}. Set model.lora_rank"
+
+
+def _optimizer(config: Config) -> Mistakes:
+    optim, rate = config.optim, config.optim.learning_rate
+    if rate == 0 and (other_model(config.model) is None or is_preset(config.model)):
+        yield "optim.learning_rate", str(POSITIVE)
+    elif 0 < rate < optim.min_learning_rate:
+        yield "optim.min_learning_rate", f"must be between 0 and optim.learning_rate={rate}"
+    # OmegaConf accepts lists of lists.
+    betas = [beta for beta in optim.betas if isinstance(beta, int | float) and beta in BETA]
+    if len(optim.betas) != 2 or len(betas) != 2:
+        yield "optim.betas", "must be two numbers, each at least 0 and below 1"
+    elif optim.name in OPTIMIZERS and not [*_ranges(config)]:
+        reason = refusal(optim.name, optim)
+        yield from () if reason is None else [("optim.name", f"cannot be used: it {reason}")]
+
+
+def _store_and_time(config: Config) -> Mistakes:
+    hub, run, every = config.hub, config.run, config.snapshot.every
+    if hub.url is not None and hub.repo_id is not None:
+        yield "hub.url", f"excludes hub.repo_id={hub.repo_id}: leave one out"
+    if hub.url is not None and (reason := _why_no_store(hub.url)) is not None:
+        yield "hub.url", reason
+    milestone = hub.milestone_every
+    is_by_steps = config.snapshot.every_minutes is None and every >= 1
+    if milestone is not None and is_by_steps and milestone % every:
+        what = f"is not a multiple of snapshot.every={every}: only a snapshot can be a milestone"
+        yield "hub.milestone_every", f"{what}. The nearest: {multiples_near(milestone, every)}"
+    if run.max_minutes is not None and run.max_minutes * 60 <= run.grace_seconds:
+        reserved = f"run.grace_seconds={run.grace_seconds:g} is reserved for the last snapshot"
+        yield "run.max_minutes", f"must be more than {run.grace_seconds / 60:.3g}: {reserved}"
+
+
+def _why_no_store(url: str) -> str | None:
+    """Why a URL cannot be a store; None if it can."""
+    scheme, mark, place = url.partition("://")
+    if not mark or not place.strip("/") or scheme in ("http", "https"):
+        return "must be the URL of a folder that can be written, such as s3://bucket/run"
+    if scheme == "hf" and not re.fullmatch(rf"{REPO}|buckets/{REPO}(/.*)?", place):
+        return "must have the form hf://buckets/owner/name"
+    if redact_urls(url) != url:
+        return "must hold no user, password or query: set them in the environment"
+    return None
+
+
+RULES = (
+    *(_ranges, _choices, _texts),
+    *(_streaming, _model_and_tokenizer, _adapters_and_frozen, _optimizer, _store_and_time),
+)

@@ -1,88 +1,53 @@
-"""From the command line to a checked `Config`, with Hydra's compose API.
+"""From the command line to a checked `Config`.
 
-`hydra.main` is not used: all processes would race to create a time-stamped output folder, and it
-reports only the first mistake, with exit code 1.
+Hydra parses each argument and composes the files of config/. `hydra.main` is not used: all
+processes would race to create its output folder, and it reports only the first mistake, with exit
+code 1. No room that imports torch is imported here, so that `--help` takes less than a second.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import fields, is_dataclass
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config.checks import problems
-from config.hints import (
-    EXPANDED,
-    SWEEP_HINT,
-    is_expanded,
-    joined_options,
-    quoted,
-    quoted_argument,
-    unknown_key,
-    unknown_option,
-)
+from common.printable import shortened
+from config.names import advice
 from config.other_models import recipe_of
-from config.problems import is_storable, shortened, why_not_storable
 from config.removed import removed
-from config.schema import TEXT_KEYS, Config, ConfigError, is_preset, other_model, tokenizer_of
+from config.schema import KEYS, TEXT_KEYS, Config, ConfigError, is_preset, other_model, tokenizer_of
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
 OWN_SIZES = (
-    "model",
-    "model.n_layer",
-    "model.n_head",
-    "model.n_embd",
-    "model.activation_function",
+    *("model", "model.n_layer", "model.n_head", "model.n_embd", "model.activation_function"),
 )
 """The keys that set the sizes of our own model."""
-ONE_OR_SEVERAL = ("run.tracker",)
-"""List keys that also take a single text."""
-BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
-"""Raised by Hydra and OmegaConf for a value of the wrong type."""
-
-SHARE = 0.1
-"""Work of an evaluation as a share of the steps since the one before."""
-STEPS_OF_A_BATCH = 1 / 3
-"""Work of a forward pass, in steps: a step also has a backward pass of twice the work."""
-FEWEST, MOST = 5, 200
-
-
-def batches_of_evaluation(eval_every: int, max_steps: int) -> int:
-    """The default of `train.eval_batches`.
-
-    It follows from the number of steps and not from a clock, so that the held-out loss of a run is
-    the same on every machine.
-    """
-    steps = min(eval_every, max_steps)
-    return max(FEWEST, min(MOST, round(SHARE * steps / STEPS_OF_A_BATCH)))
-
-
-ConfigStore.instance().store(name="schema", node=Config)
-OmegaConf.register_new_resolver(
-    "data_name",
-    lambda source, mix: "-".join(
-        _name_of(str(source)) for source in ([part.source for part in mix] or [source])
-    ),
-    replace=True,
-)
-OmegaConf.register_new_resolver("eval_batches", batches_of_evaluation, replace=True)
-
-
-def _name_of(source: str) -> str:
-    """A name for a run of a source: the last part of a path or a URL, without the query."""
-    last = re.split("[?#]", source)[0] if "://" in source else source
-    return re.sub(r"[^\w.-]+", "-", Path(last).name).strip("-.") or "run"
+BAD_VALUE = (HydraException, OmegaConfBaseException, ValueError, ArithmeticError, TypeError)
+"""Raised by Hydra and OmegaConf for a value that cannot be parsed or is of another type."""
+MIX = "'data.mix=[{source:a,weight:0.7},{source:b,weight:0.3}]'"
+TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "bool | str": "true, false or a text that --help names",
+    "str": "a text",
+    "list[float]": "a list of numbers such as [0.9,0.95]",
+    "list[str]": 'a list of texts such as ["*.wte.*"]',
+    "list[MixPart]": f"a list such as {MIX}, whose quotes stop the shell from expanding braces",
+}
+"""By type of a key, what its value has to be."""
 
 
 def load_config(arguments: Sequence[str]) -> Config:
@@ -91,223 +56,172 @@ def load_config(arguments: Sequence[str]) -> Config:
     Raises ConfigError with all mistakes, one sentence a line: malformed arguments, and invalid
     values of the others.
     """
-    if any(map(is_expanded, arguments)):
-        raise ConfigError(EXPANDED)  # what else is wrong comes from that
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        mistakes: list[str] = []
-        try:
-            config = OmegaConf.to_object(_compose_valid(arguments, mistakes))
-        except (*BAD_VALUE, ValueError) as error:
-            raise ConfigError("\n".join([*mistakes, _sentence(error)])) from error
+    from config.checks import problems  # imports torch
+
+    composed, mistakes = compose_valid(arguments)
+    try:
+        config = OmegaConf.to_object(composed)
+    except BAD_VALUE as error:  # a reference such as ${run.nam} or ${oc.env:SEED}
+        key = getattr(error, "full_key", None) or "the configuration"
+        mistakes.append(f"{key}: {str(error).splitlines()[0].rstrip('.')}.")
+        raise ConfigError("\n".join(mistakes)) from error
     assert isinstance(config, Config)
-    config.run.dir, config.data.cache_dir = map(
-        _expand_home, (config.run.dir, config.data.cache_dir)
-    )
-    mistakes += problems(config) + list(_unused_sizes(arguments, config))
-    mistakes += _unused_interval(arguments, config)
-    if config.data.tokenizer is None:
-        config.data.tokenizer = tokenizer_of(config.model)
+    config.run.dir = _at_home(config.run.dir)
+    config.data.cache_dir = _at_home(config.data.cache_dir)
+    mistakes += [*problems(config), *_without_effect(arguments, config)]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
+    config.data.tokenizer = config.data.tokenizer or tokenizer_of(config.model)
     return config
-
-
-def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
-    """A sentence for each size that is set although the model has its own."""
-    if (other := other_model(config.model)) is None:
-        return
-    preset = f"model={other[1]}" if is_preset(config.model) else None
-    named = preset or "=".join(other)
-    for argument in arguments:
-        key = argument.partition("=")[0]
-        if preset is not None and key == "model.architecture":
-            yield f"{argument} names a preset, which has its own optim.*. Write {preset} instead."
-        if key in OWN_SIZES and argument != preset:
-            yield f"{argument} has no effect with {named}, which has its own sizes. Leave it out."
-
-
-def _unused_interval(arguments: Sequence[str], config: Config) -> list[str]:
-    """A sentence for a number of steps that `snapshot.every_minutes` replaces."""
-    given = [one for one in arguments if one.startswith("snapshot.every=")]
-    if config.snapshot.every_minutes is None or not given:
-        return []
-    named = f"snapshot.every_minutes={config.snapshot.every_minutes:g}"
-    return [f"{given[-1]} has no effect with {named}. Leave one of them out."]
 
 
 def run_dir_of(arguments: Sequence[str]) -> Path | None:
     """`run.dir` according to the valid arguments; None if it cannot be derived."""
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        try:
-            return Path(_expand_home(_compose_valid(arguments, []).run.dir))
-        except (*BAD_VALUE, ValueError):
-            return None
-
-
-def _expand_home(path: str) -> str:
-    """A path with `~` expanded, which shells do not do after `=`."""
-    with suppress(RuntimeError):  # an unknown user, which config.checks reports
-        return str(Path(path).expanduser()) if path.startswith("~") else path
-    return path
-
-
-def all_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
-    """Every key of the schema, in the form of the command line."""
-    for entry in fields(schema):
-        default = getattr(schema(), entry.name)
-        if is_dataclass(default):
-            yield from all_keys(type(default), f"{prefix}{entry.name}.")
-        else:
-            yield prefix + entry.name
-
-
-def _composed(arguments: Sequence[str]) -> DictConfig:
-    composed = compose("train", overrides=list(arguments))
-    OmegaConf.resolve(composed)
-    return composed
-
-
-def _compose_valid(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
-    """Compose the valid arguments; sentences about the others are added to `mistakes`."""
-    valid = _valid(list(joined_options(arguments)), _mistake_in_form, mistakes)
-    valid = [_for_hydra(argument) for argument in valid]
     try:
-        return _with_recipe(valid)
-    except BAD_VALUE:  # only then compose each one alone, because that is slow
-        return _with_recipe(_valid(valid, _mistake_in_value, mistakes))
+        return Path(_at_home(compose_valid(arguments)[0].run.dir))
+    except BAD_VALUE:
+        return None
 
 
-def _with_recipe(arguments: list[str]) -> DictConfig:
-    """Compose the arguments, with the recipe of a model that is not our own."""
-    composed = _composed(arguments)
-    recipe = recipe_of(composed.model)
-    return composed if recipe is None else _composed([*arguments, f"recipe={recipe}"])
+def _at_home(path: str) -> str:
+    """A path with `~` expanded, which shells do not do after `=`."""
+    return os.path.expanduser(path)  # noqa: PTH111  Path raises for an unknown user
 
 
-def _for_hydra(argument: str) -> str:
-    """The argument, changed where Hydra would parse something else than its key takes."""
-    key, text = argument.split("=", 1)
-    value = OverridesParser.create().parse_override(argument).value()
-    if key in ONE_OR_SEVERAL and isinstance(value, str):
-        return f"{key}=[{text}]"
-    if key in TEXT_KEYS and isinstance(value, int | float):  # 1.10 is not 1.1
-        return f"{key}={quoted(text.strip())}"
-    return argument
+def compose_valid(arguments: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """The configuration of the valid arguments, and a sentence about each other argument."""
+    overrides, mistakes = [], []
+    for argument in arguments:
+        try:
+            overrides.append(_parse(argument))
+        except ConfigError as error:
+            mistakes.append(str(error))
+    composed, wrong = _composed(overrides)
+    if (recipe := recipe_of(composed.model)) is not None:
+        composed, wrong = _composed(overrides, f"recipe={recipe}")
+    return composed, mistakes + wrong
 
 
-def _valid(
-    arguments: Sequence[str], mistake_in: Callable[[str], str | None], mistakes: list[str]
-) -> list[str]:
-    found = [(argument, mistake_in(argument)) for argument in arguments]
-    mistakes += [mistake for _, mistake in found if mistake is not None]
-    return [argument for argument, mistake in found if mistake is None]
+def _composed(overrides: list[Override], *recipe: str) -> tuple[DictConfig, list[str]]:
+    """The files that the overrides name with their values, and a sentence for each wrong type."""
+    groups = [str(one.input_line) for one in overrides if one.key_or_group in GROUPS]
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        composed = compose("train", overrides=[*groups, *recipe])
+    mistakes = []
+    for override in overrides:
+        key, text = str(override.input_line).split("=", 1)
+        value = override.value()
+        if key in TEXT_KEYS and isinstance(value, int | float):
+            value = text.strip()  # 1.10 is not 1.1
+        if key == "run.tracker" and isinstance(value, str):
+            value = [value]
+        try:
+            if key not in GROUPS:
+                OmegaConf.update(composed, key, value)
+        except BAD_VALUE:
+            mistakes.append(_wrong_type(key, text))
+    return composed, mistakes
 
 
-def _mistake_in_form(argument: str) -> str | None:
-    """A mistake in the form of an argument, but not in its value; None if there is none."""
-    keys = list(all_keys())
-    if sentence := removed(*argument.lstrip("-+~").partition("=")[::2]):
-        return sentence
-    if argument.startswith("-"):
-        return unknown_option(argument, [*keys, "model", "experiment"])
-    key, _, text = argument.partition("=")
-    if not key.strip() or ("=" not in argument and not argument.startswith("~")):
-        return (
-            f"'{argument}' is not of the form key=value. An argument with spaces needs quotes: "
-            "'data.source=my text.txt'."
-        )
+def _parse(argument: str) -> Override:
+    """What Hydra reads in an argument. Raises ConfigError for one that is malformed."""
+    name, mark, text = argument.partition("=")
+    key = name.lstrip("+~-")
+    keys = [*KEYS, *GROUPS]
+    if sentence := removed(key, text):
+        raise ConfigError(sentence)
+    if name.startswith("-"):
+        what = f"There is no option '{name}': the options are --help and --show, and settings are"
+        raise ConfigError(f"{what} key=value. {advice(name, keys)}")
+    if not key.strip() or (not mark and key not in keys):
+        remedy = "A value with spaces needs quotes: 'data.source=my text.txt'"
+        raise ConfigError(f"'{argument}' is not of the form key=value. {remedy}.")
+    if key not in keys:
+        raise ConfigError(f"There is no key '{key}'. {advice(key, keys)} All keys: --help.")
+    if not mark or name != key or text == "???":
+        raise ConfigError(f"'{argument}' sets no key. Write {key}=value.")
     try:
         override = OverridesParser.create().parse_override(argument)
         value = override.value()
-    except (HydraException, ValueError):  # ValueError: Python's limit for the digits of a number
-        if key not in keys:
-            return unknown_key(key, keys)
-        return _unreadable(key, text) if key in TEXT_KEYS else _wrong_type(key, text)
-    key = override.key_or_group
-    if key not in (*keys, *GROUPS):
-        return unknown_key(key, keys)
-    if override.package is not None or override.is_add() or override.is_delete():
-        return f"'{argument}' adds, moves or deletes a key. Keys are only set: write {key}=value."
+    except BAD_VALUE:
+        raise ConfigError(_unreadable(key, text)) from None
     if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
-        return _unreadable(key, text)
+        raise ConfigError(_unreadable(key, text))
     if override.is_sweep_override():
-        return f"'{argument}' gives several values, and a run takes one. {SWEEP_HINT}"
+        remedy = "Loop over them in the shell, and give each run another run.name"
+        raise ConfigError(f"'{argument}' has several values, and a run takes one. {remedy}.")
     if key in GROUPS:
-        return _unknown_option(key, str(value))
-    if argument.endswith("=???"):
-        return f"{key}=??? is not a value. Give it one, or leave it out."
-    return None
+        _refuse_unknown_file(key, value if isinstance(value, str) else text)
+    return override
 
 
 def _unreadable(key: str, text: str) -> str:
-    """The mistake of a text that Hydra parses as something else, with an argument that works."""
+    """The mistake of a value that Hydra does not parse; of a text, with an argument that works."""
+    from config.checks import why_not_storable  # imports torch
 
-    def read(argument: str) -> object:
-        return OmegaConf.select(_composed([argument]), key)
-
-    if not is_storable(text):
-        return f"{key}={text} {why_not_storable(text)}."
-    argument = quoted_argument(key, text, read)
-    remedy = "Use another name." if argument is None else f"In a shell write {argument} instead."
-    return f"Hydra does not parse {key}={text} as a single text. {remedy}"
+    if key not in TEXT_KEYS:
+        return _wrong_type(key, text)
+    if (reason := why_not_storable(text)) is not None:
+        return f"{key}={text} {reason}."
+    return f"Hydra does not parse {key}={text} as one text. Write {shlex.quote(quoted(key, text))}."
 
 
-def _mistake_in_value(argument: str) -> str | None:
-    """A mistake in the value of an argument with a known key; None if there is none."""
-    try:
-        _composed([argument])
-    except BAD_VALUE as error:
-        key, value = argument.split("=", 1)
-        return _type_mistake(key, value, error)
-    return None
+def quoted(key: str, text: str) -> str:
+    """The argument with quotes of Hydra's grammar: backslashes escape only before a quote."""
+    inner = re.sub(r'(\\*)"', r"\1\1" + r"\\" + '"', text)
+    return f"{key}=" + '"' + re.sub(r"(\\+)$", r"\1\1", inner) + '"'
 
 
-def _unknown_option(group: str, value: str) -> str | None:
-    options = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
-    if value in options:
-        return None
-    near = difflib.get_close_matches(value, options, n=1)
-    hint = f" The nearest is {near[0]}." if near else ""
-    all_of_them = ", ".join(options)
-    hint += f" For your own text use data.source={value}." if group == "data" else ""
-    return f"{group}={value}: there is no config/{group}/{value}.yaml.{hint} All: {all_of_them}."
+def _wrong_type(key: str, text: str) -> str:
+    wanted, mark, _ = KEYS[key].partition(" | None")
+    return f"{key}={shortened(text)} is not {TYPES[wanted]}{', or null' * (mark != '')}."
 
 
-def _type_mistake(key: str, value: str, error: Exception) -> str:
-    reason = _sentence(error)
-    types = ("could not be converted", "is not a valid", "is incompatible with type hint")
-    is_type = any(words in reason for words in types)
-    if is_type or isinstance(error, ArithmeticError):
-        return _wrong_type(key, value)
-    return f"{key}={value} must be {_wanted(key)}: {reason}"
+def _refuse_unknown_file(group: str, value: str) -> None:
+    files = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+    if value in files:
+        return
+    near = [f" The nearest is {name}." for name in difflib.get_close_matches(value, files, 1)]
+    own = f" For your own text use data.source={value}." if group == "data" else ""
+    what = f"{group}={value}: there is no config/{group}/{value}.yaml."
+    raise ConfigError(f"{what}{''.join(near)}{own} All: {', '.join(files)}.")
 
 
-def _wrong_type(key: str, value: str) -> str:
-    return f"{key}={shortened(value)} is not {_wanted(key)}."
+def _without_effect(arguments: Sequence[str], config: Config) -> Iterator[str]:
+    """A sentence for each argument that another one overrules."""
+    other, minutes = other_model(config.model), config.snapshot.every_minutes
+    preset = f"model={config.model.architecture}" if is_preset(config.model) else None
+    for argument in arguments:
+        key, overruled = argument.partition("=")[0], None
+        if preset is not None and key == "model.architecture":
+            yield f"{argument} names a preset, which has its own optim.*. Write {preset} instead."
+        if other is not None and key in OWN_SIZES and argument != preset:
+            overruled = f"{preset or '='.join(other)}, which has its own sizes"
+        if minutes is not None and key == "snapshot.every":
+            overruled = f"snapshot.every_minutes={minutes:g}"
+        if overruled is not None:
+            yield f"{argument} has no effect with {overruled}. Leave it out."
 
 
-def _wanted(key: str) -> str:
-    section, name = key.split(".")
-    declared = next(
-        entry.type for entry in fields(getattr(Config(), section)) if entry.name == name
-    )
-    return {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "str": "a text",
-        "bool | None": "true, false or null",
-        "bool | str": "true, false or a text that --help names",
-        "list[MixPart]": "a list such as [{source:a,weight:0.7},{source:b,weight:0.3}]",
-        "int | None": "a whole number or null",
-        "float | None": "a number or null",
-        "str | None": "a text or null",
-        "list[float]": "a list of numbers such as [0.9,0.95]",
-        "list[str]": 'a list of texts such as ["*.wte.*"]',
-        "list[str] | None": "a list of texts such as [tensorboard,wandb], or null",
-    }[str(declared)]
+def batches_of_evaluation(eval_every: int, max_steps: int) -> int:
+    """The default of `train.eval_batches`: a tenth of the work of the steps between evaluations.
+
+    A forward pass is a third of a step. The number follows from steps and not from a clock, so that
+    the held-out loss of a run is the same on every machine.
+    """
+    return max(5, min(200, round(0.1 * min(eval_every, max_steps) * 3)))
 
 
-def _sentence(error: Exception) -> str:
-    """The first line of a message from Hydra or OmegaConf, with one full stop."""
-    return str(error.__cause__ or error).splitlines()[0].rstrip(".") + "."
+def _name_of(source: str) -> str:
+    """A name for a run of a source: the last part of a path or a URL, without the query."""
+    last = re.split("[?#]", source)[0] if "://" in source else source
+    return re.sub(r"[^\w.-]+", "-", Path(last).name).strip("-.") or "run"
+
+
+def _name_of_data(source: str, mix: Sequence[DictConfig]) -> str:
+    return "-".join(map(_name_of, [part.source for part in mix] or [str(source)]))
+
+
+ConfigStore.instance().store(name="schema", node=Config)
+OmegaConf.register_new_resolver("data_name", _name_of_data, replace=True)
+OmegaConf.register_new_resolver("eval_batches", batches_of_evaluation, replace=True)

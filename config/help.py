@@ -10,115 +10,65 @@ import ast
 import inspect
 import json
 import sys
-from dataclasses import fields, is_dataclass
-from itertools import groupby
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+
+from omegaconf import OmegaConf
 
 import config.schema
-from config.compose import load_config
-from config.schema import Config, gpt_config
+from config.compose import CONFIG_DIR, compose_valid
 from data.command import exit_code_of
-from model.families import ARCHITECTURES
 
-PRESETS = (
-    *("tiny", "baby", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"),
-    *("llama_tiny", "llama_124m"),
-)
-"""The presets of `model=`: of each family, from the smallest."""
-SIZES = (
-    ("n_layer", "num_hidden_layers"),
-    ("n_head", "num_attention_heads"),
-    ("n_embd", "hidden_size"),
-)
-"""Names of sizes in the config.json of a GPT-2, and in that of a Llama."""
-USAGE = """\
+PRESETS = sorted(path.stem for path in (CONFIG_DIR / "model").glob("*.yaml"))
+"""The presets of `model=`."""
+USAGE = f"""\
 Train a GPT:
 
   accelerate launch [--config_file accelerate_configs/WHICH.yaml] train.py [key=value ...]
 
-  model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl|llama_tiny|llama_124m
-                                                         a preset of sizes and learning rates
-  experiment=shakespeare_char|shakespeare_char_reference
-             shakespeare_char_cpu|shakespeare_char_cpu_reference
-             finetune_gpt2|chat_smollm                   a preset of a whole run
-  model.pretrained=NAME|model.architecture=NAME           another model, with AdamW
-  --show                                                 print the configuration and stop
+  model=PRESET             sizes and learning rates:
+                           {" ".join(PRESETS)}
+  experiment=NAME          a whole run: shakespeare_char, shakespeare_char_cpu (each also with
+                           _reference), finetune_gpt2, chat_smollm
+  model.pretrained=NAME    continue from a model, or model.architecture=NAME from its config.json
+  --show                   print the configuration and stop
 
-A value with non-ASCII letters or one of , = ( ) [ ] { } ' " # ; & ~ needs Hydra's quotes inside the
-shell's: 'data.source="naïve text (1).txt"'.
+A value with non-ASCII letters or one of , = ( ) [ ] {{ }} ' " # ; & ~ needs Hydra's quotes inside
+the shell's: 'data.source="my text (1).txt"'.
 """
 
 
-def meanings() -> dict[str, dict[str, str]]:
-    """The line below each field of the schema, by class and field."""
-    found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(config.schema)).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        texts = found.setdefault(node.name, {})
-        for entry, below in zip(node.body, node.body[1:], strict=False):
-            if (
-                isinstance(entry, ast.AnnAssign)
-                and isinstance(entry.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                texts[entry.target.id] = str(below.value.value)
-    return found
-
-
-def key_rows() -> list[tuple[str, str, str]]:
+def key_rows() -> Iterator[tuple[str, str, str]]:
     """(key, default, meaning) of every key, the default as a run without overrides has it."""
-    texts = meanings()
-    default_run = load_config([])
-    rows = []
-    for section in fields(Config):
-        group = getattr(default_run, section.name)
-        assert is_dataclass(group)
-        for entry in fields(group):
-            default = getattr(group, entry.name)
-            shown = "null" if default is None else str(default)
-            if isinstance(default, bool):
-                shown = shown.lower()
-            rows.append(
-                (f"{section.name}.{entry.name}", shown, texts[type(group).__name__][entry.name])
-            )
-    return rows
+    defaults, _ = compose_valid([])
+    tree = ast.parse(inspect.getsource(config.schema))
+    classes = {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+    for section in map(str, defaults):
+        body = classes[type(OmegaConf.to_object(defaults[section])).__name__]
+        for entry, below in pairwise(body):
+            if isinstance(entry, ast.AnnAssign) and isinstance(below, ast.Expr):
+                name, meaning = ast.unparse(entry.target), ast.literal_eval(below.value)
+                default = defaults[section][name]
+                shown = json.dumps(default) if default in (None, True, False) else str(default)
+                yield f"{section}.{name}", shown, meaning
 
 
 def help_text() -> str:
     """The whole text of `--help`."""
-    width = max(len(key) for key, _, _ in key_rows())
-    lines = [f"  {key:<{width}}  {meaning} [{default}]" for key, default, meaning in key_rows()]
+    rows = list(key_rows())
+    width = max(len(key) for key, _, _ in rows)
+    lines = [f"  {key:<{width}}  {meaning} [{default}]" for key, default, meaning in rows]
     return USAGE + "\nKeys [default]:\n" + "\n".join(lines)
 
 
 def markdown() -> str:
-    """All keys, a table for each section, and the presets of `model=`, as Markdown."""
+    """All keys, a table for each section, as Markdown."""
     lines = []
     for section, rows in groupby(key_rows(), lambda row: row[0].partition(".")[0]):
         lines += [f"### `{section}`", "", "| key | default | meaning |", "|---|---|---|"]
         lines += [f"| `{key}` | `{default}` | {meaning} |" for key, default, meaning in rows]
         lines.append("")
-    lines += [
-        "### Presets of `model=`",
-        "",
-        "| preset | family | layers | heads | width | dropout | GELU | optimizer | learning rate "
-        "| steps |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for preset in PRESETS:
-        loaded = load_config([f"model={preset}"])
-        model = loaded.model
-        sizes, gelu = gpt_config(loaded, 1).config_json(), f"`{model.activation_function}`"
-        if model.architecture is not None:
-            sizes, gelu = json.loads((ARCHITECTURES[preset] / "config.json").read_text()), "-"
-        counts = [sizes.get(ours, sizes.get(theirs)) for ours, theirs in SIZES]
-        lines.append(
-            f"| `{preset}` | `{sizes['model_type']}` | {' | '.join(map(str, counts))} "
-            f"| {model.dropout} | {gelu} | {loaded.optim.name} | {loaded.optim.learning_rate} "
-            f"| {loaded.train.max_steps:,} |"
-        )
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def main() -> int:

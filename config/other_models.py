@@ -1,44 +1,41 @@
 """Defaults for models that are not our own GPT: a recipe, and a learning rate by their size.
 
 The learning rates of random weights are GPT-3's (Brown et al., 2020, table 2.1), and for smaller
-models those of the presets of `model=`. Pretrained weights take a tenth: a larger rate undoes what
-they have learned. Adapters start from random weights.
+models those of the presets of `model=`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from config.schema import OTHER_MODELS, Config, ConfigError, other_model
-from model.families import ARCHITECTURES
+from config.schema import Config, ConfigError, ModelConfig, is_preset, other_model
 
-RATES = (
-    (1_000_000, 3e-3),
-    (20_000_000, 1e-3),
-    (200_000_000, 6e-4),
-    (500_000_000, 3e-4),
-    (1_000_000_000, 2.5e-4),
-    (2_000_000_000, 2e-4),
-    (4_000_000_000, 1.6e-4),
-    (10_000_000_000, 1.2e-4),
-)
-"""The rate for random weights, up to this many parameters."""
+RATES = {
+    1_000_000: 3e-3,
+    20_000_000: 1e-3,
+    200_000_000: 6e-4,
+    500_000_000: 3e-4,
+    1_000_000_000: 2.5e-4,
+    2_000_000_000: 2e-4,
+    4_000_000_000: 1.6e-4,
+    10_000_000_000: 1.2e-4,
+}
+"""By a number of parameters, AdamW's rate for random weights up to that size."""
 LEAST = 1e-4
-RATES_OF = "adamw"
-"""The rates are for this optimizer."""
 PRETRAINED = 0.1
+"""The share of it for pretrained weights: a larger rate undoes what they have learned."""
 
 
-def recipe_of(model: Mapping[str, Any]) -> str | None:
+def recipe_of(model: ModelConfig) -> str | None:
     """The file of config/recipe for this model; None for our own GPT and for presets."""
-    named = (name for name in OTHER_MODELS if model[name] not in (None, *ARCHITECTURES))
-    return next(named, None)
+    other = other_model(model)
+    return None if other is None or is_preset(model) else other[0].removeprefix("model.")
 
 
 def rate_by_size(config: Config, parameters: int) -> float:
     """The learning rate for a model with this many parameters."""
-    rate = next((rate for most, rate in RATES if parameters <= most), LEAST)
+    rate = next((rate for most, rate in RATES.items() if parameters <= most), LEAST)
+    # Adapters start from random weights.
     starts_trained = config.model.pretrained is not None and config.model.lora_rank is None
     return float(f"{rate * PRETRAINED:.2g}") if starts_trained else rate
 
@@ -53,11 +50,9 @@ def settle_rate(config: Config, count: Callable[[], int]) -> None:
     optim = config.optim
     if other_model(config.model) is None or optim.learning_rate != 0:
         return
-    if optim.name != RATES_OF:
-        raise ConfigError(
-            f"optim.name={optim.name} needs an explicit optim.learning_rate: the default rates by "
-            f"model size are for {RATES_OF}."
-        )
+    if optim.name != "adamw":
+        what = f"optim.name={optim.name} needs an explicit optim.learning_rate"
+        raise ConfigError(f"{what}: the default rates by model size are for adamw.")
     optim.learning_rate = rate_by_size(config, count())
     if optim.min_learning_rate > optim.learning_rate:
         raise ConfigError(

@@ -9,73 +9,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 REMOVED: dict[str, str] = {
-    "hub.bucket": "set hub.url=hf://buckets/<owner>/<name> instead",
-    "data.documents=separate": "use data.documents=masked, in which a document sees itself alone",
+    "data.documents=separate": "use masked, in which a document sees itself alone",
     "data.num_workers": "leave it out, because the training process reads its batches itself",
-    "prove.py --faults": "leave it out; pytest tests/promises causes these faults",
-    "plan.py --count": (
-        "plan one mesh at a time with --processes, --context and --tensor, and compare the rows"
-    ),
-    "plan.py --context-strategy": (
-        "leave it out, because processes that share sequences always exchange heads (alltoall)"
-    ),
-    "python -m snapshot audit": (
-        "train again with snapshot.resume=A run.dir=again train.max_steps=<step of B>, and compare "
-        "the sha256 of model.safetensors in both manifest.json"
-    ),
+    "hub.bucket": "set hub.url=hf://buckets/<owner>/<name> instead",
     "hub.silence_seconds": "leave it out, because no attempt waits for another one",
-    "hub.squash_every": (
-        "leave it out: the contents of pruned snapshots are deleted one by one. Where a server "
-        "cannot, HfApi().super_squash_history(repo) frees them"
-    ),
-    "hub.standby": (
-        "let a scheduler start the same command again (Slurm, a Kubernetes Job, "
-        "python -m cloud.attempts); the newest start owns the run"
-    ),
+    "hub.squash_every": "leave it out, because the contents of pruned snapshots are deleted",
+    "hub.standby": "start the same command again by a scheduler; the newest start owns the run",
+    "model.family": "name a model in model.architecture, or a preset such as model=llama_tiny",
+    "model.n_kv_head": "name a config.json that has num_key_value_heads in model.architecture",
+    "optim.state_dtype": "leave it out: it is float32. optim.name=muon needs half the memory",
+    "run.adapt_threads": "leave it out; OMP_NUM_THREADS sets the number of threads",
+    "run.attention=cudnn": "use kernel or flash3, with which a resumed run has the same bits",
+    "run.compile_short_runs": "the accelerate config file decides; --dynamo_backend no",
+    "run.emulate_bf16": "leave it out; a CPU without bf16 instructions uses float32",
     "run.interruptions_per_day": "give snapshot.every_minutes, the most that a lost machine costs",
+    "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
+    "run.measure_peak": "leave it out; metrics.jsonl has the share of NVIDIA's peak (mfu)",
     "run.metadata_address": "give python -m cloud.attempts --notice-address the address",
     "run.notice_seconds": "leave it out: a notice stops the run with a snapshot at once",
     "run.preemption_notice": "start the run with python -m cloud.attempts --notice auto",
-    "run.max_cost": "run.max_minutes limits each attempt: divide the sum by the price of a minute",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
-    "snapshot.resume=never": (
-        "a run resumes what run.dir holds. To start over, move that away, or give another run.name"
-    ),
-    "snapshot.whole": (
-        "leave it out: snapshots are whole models. To save less, train adapters (model.lora_rank)"
-    ),
-    "snapshot.staging_bytes": (
-        "leave it out: what an update would change is copied where half of the free memory "
-        "suffices for all of it; otherwise the update waits"
-    ),
+    "run.residual_dtype": "blocks add up in float32. model.activation_checkpointing saves memory",
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
-    "run.adapt_threads": (
-        "leave it out; OMP_NUM_THREADS sets the number of threads, at most one for each core"
-    ),
-    "run.attention=cudnn": "use kernel or flash3, with which a resumed run has the same bits",
-    "run.compile_short_runs": (
-        "what the accelerate config file says is compiled. --dynamo_backend no of the launcher "
-        "compiles nothing"
-    ),
-    "run.emulate_bf16": "leave it out; a CPU without bf16 instructions uses float32, faster there",
-    "run.measure_peak": (
-        "leave it out; metrics.jsonl has the share of the peak that NVIDIA publishes (mfu)"
-    ),
-    "run.residual_dtype": (
-        "blocks add up in float32. model.activation_checkpointing=true saves more memory"
-    ),
-    "model.family": (
-        "leave it out; model=llama_tiny and model=llama_124m are Llamas, and model.architecture "
-        "takes any other family"
-    ),
-    "model.n_kv_head": (
-        "set num_key_value_heads in a copy of model/architectures/llama_tiny/config.json, and name "
-        "its folder in model.architecture"
-    ),
-    "optim.state_dtype": (
-        "what the optimizer keeps is float32. optim.name=muon keeps one number of each weight of "
-        "a block instead of two, and FSDP divides them among the processes"
-    ),
+    "snapshot.resume=never": "move run.dir away to start over, or give another run.name",
+    "snapshot.staging_bytes": "leave it out: half of the free memory is used, if that suffices",
+    "snapshot.whole": "leave it out. Adapters (model.lora_rank) have small snapshots",
+    "plan.py --count": "plan one mesh at a time with --processes, --context and --tensor",
+    "plan.py --context-strategy": "leave it out, because processes always exchange heads",
+    "prove.py --faults": "leave it out; pytest tests/promises causes these faults",
+    "python -m snapshot audit": "train again, and compare the sha256 in both manifest.json",
 }
 
 

@@ -1,19 +1,20 @@
 """The schema of the configuration: every key, its type, its default and its meaning.
 
 Hydra fills it from `config/` and the command line (`config/compose.py`). Processes, machines,
-precision, sharding and compilation belong to the accelerate config file.
+precision, sharding and compilation belong to the accelerate config file. The model's own modules
+are imported by the functions that need them, because torch takes seconds and `--help` does not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
-from data.tokenizer import CHARACTERS
-from model.families import ARCHITECTURES
-from model.gpt import GPTConfig
-from model.lora import Lora
+if TYPE_CHECKING:
+    from model.gpt import GPTConfig
+    from model.lora import Lora
 
 OTHER_MODELS = ("pretrained", "architecture")
 """The keys of `model` that name another model than our own."""
@@ -229,17 +230,20 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
 
-TEXT_KEYS = tuple(
-    f"{section.name}.{entry.name}"
+KEYS = {
+    f"{section.name}.{entry.name}": str(entry.type)
     for section in fields(Config)
     for entry in fields(getattr(Config(), section.name))
-    if str(entry.type).startswith("str")
-)
+}
+"""Every key in the form of the command line, with its type."""
+TEXT_KEYS = tuple(key for key, type_ in KEYS.items() if type_.startswith("str"))
 """The keys whose value is a text, or possibly null."""
 
 
 def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
     """The sizes of our own model for a vocabulary. Raises ValueError for impossible ones."""
+    from model.gpt import GPTConfig
+
     known = {entry.name for entry in fields(GPTConfig)}
     sizes = {key: value for key, value in vars(config.model).items() if key in known}
     return GPTConfig(vocab_size, config.data.block_size, **sizes)
@@ -247,6 +251,8 @@ def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
 
 def lora_of(model: ModelConfig) -> Lora | None:
     """The adapters that are trained, if any."""
+    from model.lora import Lora
+
     if model.lora_rank is None:
         return None
     alpha = model.lora_alpha or 2 * model.lora_rank
@@ -263,11 +269,15 @@ def other_model(model: ModelConfig) -> tuple[str, str] | None:
 
 def is_preset(model: ModelConfig) -> bool:
     """Whether a preset of `model=` names the other model, with the config.json of this project."""
+    from model.families import ARCHITECTURES
+
     return model.pretrained is None and model.architecture in ARCHITECTURES
 
 
 def tokenizer_of(model: ModelConfig) -> str:
     """The default of `data.tokenizer`: that of the model, if it brings one."""
+    from data.tokenizer import CHARACTERS
+
     other = other_model(model)
     return CHARACTERS if other is None or is_preset(model) else other[1]
 
@@ -280,13 +290,16 @@ def too_long(config: Config, model: str, context: int) -> str:
     )
 
 
+def multiples_near(number: int, of: int) -> str:
+    """The nearest multiples of a number, for a sentence."""
+    near = {max(1, number // of) * of, (number // of + 1) * of}
+    return " or ".join(map(str, sorted(near)))
+
+
 def refuse_uneven_chunks(config: Config, processes: int) -> None:
     """Raise ConfigError if so many processes cannot share a sequence equally."""
     length = config.data.block_size
     if length % processes:
-        below = length // processes * processes
-        raise ConfigError(
-            f"data.block_size={length} is not a multiple of {processes}, the processes that share "
-            f"each sequence in equal chunks (parallelism_config_cp_size). Use "
-            f"{f'{below} or ' * (below > 0)}{below + processes}."
-        )
+        who = "the processes that share each sequence in equal chunks (parallelism_config_cp_size)"
+        what = f"data.block_size={length} is not a multiple of {processes}, {who}"
+        raise ConfigError(f"{what}. Use {multiples_near(length, processes)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,30 +13,22 @@ from common.printable import redact_urls
 from config.schema import Config
 from data.public_names import public_config
 
-FOLDERS_OF_TEXT = ("source", "mix")
-"""Keys of `data` whose values may be folders of a machine."""
-LARGEST_BYTES = 1 << 20
-"""The largest config.yaml that is read, in bytes."""
+NO_CONFIG = (OSError, ValueError, KeyError, TypeError, OmegaConfBaseException)
+"""Raised for a file that is missing, or that no run has written."""
 
 
 def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The configuration of a snapshot, with the folders of its text added from the file at `path`.
+    """A snapshot's configuration with the folders of its text, which its run's config.yaml has.
 
-    That file is config.yaml in the run's directory. It keeps folders, because it is not uploaded.
-    Nothing changes where it names other sources, or does not exist.
+    Without them if that file names other sources, or cannot be read.
     """
-    here: Any = {}
-    with suppress(OSError, ValueError, OmegaConfBaseException):
-        if path.stat().st_size <= LARGEST_BYTES:
-            here = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(here, dict):
+    try:
+        own: Any = OmegaConf.to_container(OmegaConf.load(path))
+        public = public_config(own)["data"]
+        named = [key for key in ("source", "mix") if stored["data"][key] == public[key]]
+        return {**stored, "data": {**stored["data"], **{key: own["data"][key] for key in named}}}
+    except NO_CONFIG:
         return stored
-    parts = (public_config(here), stored, here)
-    public, was, own = (part.get("data") for part in parts)
-    if not (isinstance(public, dict) and isinstance(was, dict) and isinstance(own, dict)):
-        return stored
-    same = [key for key in FOLDERS_OF_TEXT if key in was and was[key] == public.get(key, ...)]
-    return {**stored, "data": {**stored["data"], **{key: own[key] for key in same}}}
 
 
 def as_yaml(config: Config) -> str:

@@ -311,6 +311,6 @@ def test_keys_that_contradict_each_other_are_refused():
     config.model.lora_rank = 4
     assert "model.lora_rank=4 needs model.pretrained" in problems(config)[0]
     config.model.pretrained, config.optim.freeze = "somewhere", ["*.wte.*"]
-    assert "only adapters are trained" in problems(config)[0]
+    assert "has no effect with model.lora_rank=4" in problems(config)[0]
     config.model.lora_rank, config.model.lora_alpha = None, 8
     assert "model.lora_alpha=8 applies only to LoRA" in problems(config)[0]

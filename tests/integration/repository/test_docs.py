@@ -18,8 +18,9 @@ import pages
 import plan
 import sample
 from cloud import attempts, hf_job
-from config.compose import all_keys, load_config
+from config.compose import load_config
 from config.help import PRESETS, markdown
+from config.schema import KEYS
 from data import __main__ as data_command
 from images import CPU_INDEX
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
@@ -27,7 +28,6 @@ from runs import ROOT
 from snapshot import __main__ as snapshot_command
 from tracked import name_of, tracked
 
-KEYS = set(all_keys())
 MISSPELLED = "train.max_stepz"
 """The mistake of a fault that is told of."""
 SECTIONS = "|".join(sorted({key.split(".")[0] for key in KEYS}))

@@ -10,8 +10,8 @@ import pytest
 
 import runs
 from config.checks import problems
-from config.compose import all_keys, load_config
-from config.schema import Config
+from config.compose import load_config
+from config.schema import KEYS, Config
 from config.stored import as_plain
 from snapshot.config_values import changed_values, value_of
 from snapshot.disk.state import RunState
@@ -40,7 +40,7 @@ def with_value(base: Config, key: str, value: object) -> Config:
 def falsy_values() -> list[tuple[str, object]]:
     """Every key with each of its falsy values that the checks allow."""
     base, found = load_config([]), []
-    for key in all_keys():
+    for key in KEYS:
         section, name = key.split(".")
         group = getattr(base, section)
         (kind,) = (entry.type for entry in fields(group) if entry.name == name)

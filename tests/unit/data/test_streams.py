@@ -60,13 +60,16 @@ def test_a_mix_has_sources_weights_and_columns():
             ["data.mix=[{source:a},{source:b,weight:1e-6}]", OF_BYTES],
             "data.mix[1].weight=1e-06 is less than 1/10,000",
         ),
-        (["data.mix=[{source:a,share:1}]", OF_BYTES], "must be a list such as [{source:a,weight"),
-        (["data.mix=a", OF_BYTES], "must be a list such as"),
+        (
+            ["data.mix=[{source:a,share:1}]", OF_BYTES],
+            "data.mix=[{source:a,share:1}] is not a list such as 'data.mix=[{source",
+        ),
+        (["data.mix=a", OF_BYTES], "is not a list such as"),
         (
             ["data.streaming=true", OF_BYTES],
             "data.source=python-docs, a text that comes with Python",
         ),
-        (["data.streaming=perhaps"], "data.streaming=perhaps is not true, false or null"),
+        (["data.streaming=perhaps"], "data.streaming=perhaps is not true or false, or null"),
         (
             [TWO, OF_BYTES, "data.prefetch_bytes=1000000"],
             "prefetch_bytes=1000000 must be at least",

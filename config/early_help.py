@@ -1,0 +1,11 @@
+"""Imported before anything else by train.py: `--help` is printed before torch is imported."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.argv[0].endswith("train.py") and {"-h", "--help"} & {*sys.argv[1:]}:
+    from config.help import help_text
+
+    print(help_text())
+    sys.exit(0)
