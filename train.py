@@ -6,6 +6,7 @@ B: sequences of a micro-batch on one process. T: tokens of a sequence.
 
 from __future__ import annotations
 
+import config.early_help  # noqa: F401  # isort: skip  # answers --help without torch
 import torch
 
 from config.schema import Config, gpt_config
