@@ -206,7 +206,9 @@ def test_every_key_has_a_meaning():
 
 
 def test_the_help_does_not_wait_for_torch():
-    code = "import sys; sys.modules['torch'] = None; sys.argv = ['train.py', '--help']; import train"
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['train.py', '--help']; import train"
+    )
     words = [sys.executable, "-c", code]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said == help_text() + "\n"
