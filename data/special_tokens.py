@@ -1,7 +1,7 @@
 """Which tokens of a tokenizer are special, by its tokenizer.json and its tokenizer_config.json.
 
 A token is special if tokenizer.json says so, if the added_tokens_decoder of tokenizer_config.json
-does, or if an entry such as eos_token names it. No text may write one.
+does, or if an entry such as eos_token or a list of more tokens names it. No text may write one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ FIRST_NAMES = ("eos_token", "bos_token", "unk_token", "pad_token")
 NAME_END = "_token"
 LISTED = "added_tokens_decoder"
 """The entry of tokenizer_config.json that lists added tokens by id."""
-EXTRA = "extra_special_tokens"
-"""The entry that may name more tokens, as Gemma's image_token."""
+EXTRA, MORE = "extra_special_tokens", "additional_special_tokens"
+"""Entries for more tokens: by name, as Gemma's image_token, or a list. transformers 5 writes lists
+under the first name, and reads both; earlier versions know lists under the second."""
 STATE = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 States = dict[str, dict[str, Any]]
@@ -38,6 +39,14 @@ def named_tokens(found: dict[str, Any]) -> dict[str, str]:
         if isinstance(token, str) and token:
             named[name] = token
     return named
+
+
+def more_tokens(found: dict[str, Any]) -> list[str]:
+    """The texts of the tokens that a tokenizer_config.json lists as special, without names."""
+    lists = [found[name] for name in (MORE, EXTRA) if isinstance(found.get(name), list)]
+    entries = [entry for listed in lists for entry in listed]
+    texts = [entry.get("content") if isinstance(entry, dict) else entry for entry in entries]
+    return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text))
 
 
 def listed_tokens(found: dict[str, Any], where: str) -> States:

@@ -27,8 +27,10 @@ from data.pieces import Chunk
 from data.round_trip import unknown_id
 from data.special_tokens import (
     LISTED,
+    MORE,
     NAME_END,
     apply_settings,
+    more_tokens,
     named_tokens,
     refuse_unknown,
     special_ids,
@@ -95,7 +97,8 @@ class SubwordTokenizer(Tokenizer):
             self._rust.no_padding()
             self._content = self._rust.to_str(pretty=False).encode() + b"\n"
         settings = dict(settings)
-        self._listed, self._named = settings.pop(LISTED, {}), named_tokens(settings).values()
+        self._listed = settings.pop(LISTED, {})
+        self._named = [*named_tokens(settings).values(), *more_tokens(settings)]
         applied = apply_settings(self._rust, self._listed, self._named)
         self._changed = applied.changed
         # A text that contains "<|endoftext|>" has these characters, and no document ends there.
@@ -108,6 +111,9 @@ class SubwordTokenizer(Tokenizer):
             for name, value in settings.items()
             if not name.endswith(NAME_END) or self._rust.token_to_id(value) is not None
         } | ({LISTED: applied.kept} if applied.kept else {})
+        if MORE in settings:
+            known = [text for text in settings[MORE] if self._rust.token_to_id(text) is not None]
+            self._settings[MORE] = known
         if "eos_token" not in self._settings:
             raise DataError(
                 f"{where} has no end-of-text token, which separates documents: its "

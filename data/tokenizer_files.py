@@ -20,7 +20,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from data.errors import DataError
-from data.special_tokens import LISTED, listed_tokens, named_tokens
+from data.special_tokens import LISTED, MORE, listed_tokens, more_tokens, named_tokens
 from data.tokenizer import TOKENIZER_FILES
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -33,6 +33,8 @@ def kept_settings(found: dict[str, Any], where: str) -> dict[str, Any]:
     Raises DataError for a list of added tokens that cannot be read.
     """
     kept: dict[str, Any] = {**named_tokens(found)}
+    if more := more_tokens(found):
+        kept[MORE] = more
     if listed := listed_tokens(found, where):
         kept[LISTED] = listed
     template = found.get("chat_template")

@@ -205,6 +205,49 @@ def test_a_template_gets_every_named_token(tmp_path, settings):
     assert found.count(ours.end_of_text) == 2
 
 
+def as_object(content: str) -> dict[str, object]:
+    """A token as transformers writes it in a list."""
+    return {**state(content), "__type": "AddedToken"}
+
+
+def plain_entries(folder: Path, tokens: tuple[str, ...]) -> None:
+    """Make added tokens of a tokenizer.json plain entries of its vocabulary."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    numbers = {one["content"]: one["id"] for one in content["added_tokens"]}
+    content["added_tokens"] = [
+        one for one in content["added_tokens"] if one["content"] not in tokens
+    ]
+    content["model"]["vocab"] |= {token: numbers[token] for token in tokens}
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("in_vocabulary", [False, True], ids=["added", "in the vocabulary"])
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize("wrap", [str, as_object])
+def test_a_list_names_special_tokens_as_transformers_reads_it(tmp_path, key, wrap, in_vocabulary):
+    """Marks of roles that nothing else calls special: neither tokenizer.json nor a name."""
+    listed = [wrap(START), wrap(END), wrap("<|gone|>")]
+    folder = model_folder(
+        tmp_path / "theirs", {START: False, END: False}, **{key: listed}, eos_token="<|endoftext|>"
+    )
+    if in_vocabulary:
+        plain_entries(folder, (START, END))
+    ours = tokenizer_of(folder)
+    (saved := tmp_path / "saved").mkdir()
+    ours.save(saved)
+    assert {START, END} <= ours.marks.keys()
+    found = chat_ids(ours, "a", "b")
+    assert found == chat_ids(load_tokenizer(saved), "a", "b")
+    for one in (folder, saved):
+        theirs = AutoTokenizer.from_pretrained(one)
+        expected = theirs.apply_chat_template(chats.said("a", "b"))["input_ids"]
+        assert expected == found[: len(expected)]  # then the end of the text
+        assert {START, END} <= set(theirs.all_special_tokens)
+    hacked = chat_ids(ours, HACK, "b")
+    assert [hacked.count(ours.marks[mark]) for mark in (START, END)] == [2, 2]
+
+
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
