@@ -13,7 +13,6 @@ of `datasets` takes longer than all other imports.
 from __future__ import annotations
 
 import hashlib
-import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
@@ -22,16 +21,18 @@ from itertools import islice
 from pathlib import Path
 
 from common.printable import redact_urls
+from common.shared_files import digest_of, keep, kept
 from data.columns import TextColumn
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
 from data.progress import Progress
-from data.reading.access import Access, local_file, unreadable_file
+from data.reading.access import HTTP, Access, local_file, unreadable_file
 from data.reading.content import suffixes
-from data.reading.fetch import fetch_url
-from data.reading.formats import TEXT, format_of, mixed_formats
-from data.reading.groups import URL, DataFile, Group
-from data.reading.listing import cannot_be_opened, local_files, looks_like_files, matching_files
+from data.reading.fetch import copy_files, fetch_url
+from data.reading.formats import TEXT, format_of
+from data.reading.groups import DataFile, Group
+from data.reading.hub import NAME
+from data.reading.listing import find_files, format_of_all, local_files
 from data.reading.rows import Document, documents_of
 from data.reading.table import PIECE_BYTES, Table
 
@@ -111,9 +112,8 @@ def open_source(
 ) -> Source:
     """The corpus that `data.source` names.
 
-    `python-docs` and `python-stdlib` come with Python. A URL is downloaded once to `cache_dir`. A
-    name that exists, is a pattern or has the suffix of a text is a local file. Any other `name` or
-    `owner/name` is a data set on the Hub, whose split `train` is read.
+    `python-docs` and `python-stdlib` come with Python. Anything else is what `find_files` finds;
+    files that are not on this machine are copied to `cache_dir` once.
 
     Raises DataError if there is no such text.
     """
@@ -122,28 +122,39 @@ def open_source(
         column.check_plain_text(source)
         return _python_docs()
     if source == "python-stdlib":
-        return _files(source, local_files(source, _python_stdlib()), column, progress, cache_dir)
-    if re.match(r"https?://", source, re.IGNORECASE):
-        file = fetch_url(source, cache_dir, progress)
-        name = redact_urls(source)
-        found = _files(name, local_files(name, [file]), column, progress, cache_dir)
-        return replace(found, downloaded=file)
-    if URL.match(source):
-        raise DataError(
-            f"data.source={redact_urls(source)}: only http:// and https:// URLs are "
-            "downloaded. Download the file by other means and give its path."
-        )
+        return _source(source, local_files(source, _python_stdlib()), column, progress, cache_dir)
+    name = redact_urls(source)
+    if HTTP.match(source):  # also from a server that sends no ranges
+        path = fetch_url(source, cache_dir, progress)
+        read = _source(name, local_files(name, [path]), column, progress, cache_dir)
+        return replace(read, downloaded=path)
+    progress.doing(f"listing {name}")
+    with closing(Access(cache_dir, progress.say)) as access, access.waiting.at_start():
+        files = _files_here(access, source, progress)
+    if NAME.fullmatch(source) and all(format_of(file.name) == TEXT for file in files):
+        column.find(name, ["text"])  # the name that other readers give it
+    return _source(name, files, column, progress, cache_dir)
+
+
+def _files_here(access: Access, source: str, progress: Progress) -> list[DataFile]:
+    """The files of a source, copied to this machine where they are remote.
+
+    If the Hub cannot be reached, they are those of an earlier start, whose commit
+    `data.cache_dir` keeps. Raises DataError if they cannot be listed or read.
+    """
+    record = access.cache_dir / "hub" / digest_of(source)
     try:
-        is_local = looks_like_files(source)
-        files = matching_files(source) if is_local else []
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # a name too long, an unreadable folder; an unknown ~user
-        raise cannot_be_opened(source, error) from error
-    if is_local:
-        return _files(source, local_files(source, files), column, progress, cache_dir)
-    return _hub_dataset(source, column, cache_dir, progress)
+        commit, files = find_files(access, source, None)
+    except DataError as error:
+        if (earlier := kept(record)) is None:
+            raise
+        progress.say(f"warning: {source} is read from an earlier download: {error}")
+        commit, files = find_files(access, source, earlier.decode())
+    if any(file.is_remote for file in files):
+        files = copy_files(access, redact_urls(source), files, progress)
+    if commit is not None:
+        keep(record, commit.encode())
+    return files
 
 
 def _python_docs() -> Source:
@@ -166,14 +177,11 @@ def _python_stdlib() -> list[Path]:
     ]
 
 
-def _files(
+def _source(
     name: str, files: list[DataFile], column: TextColumn, progress: Progress, cache_dir: Path
 ) -> Source:
-    """A source of files: either texts, or tables of one format."""
-    kinds = {format_of(file.name) or TEXT for file in files}
-    if len(kinds) > 1:
-        raise mixed_formats(name, [file.name for file in files])
-    (kind,) = kinds
+    """A source of files of this machine: either texts, or tables of one format."""
+    kind = format_of_all(name, files, lambda name: format_of(name) or TEXT)
     if is_text := kind == TEXT:
         column.check_plain_text(name)
     size = sum(file.size for file in files)
@@ -203,14 +211,3 @@ def _digest_of(name: str, file: Path, progress: Progress) -> bytes:
     except OSError as error:
         raise unreadable_file(name, file, error) from error
     return digest.digest()
-
-
-def _hub_dataset(name: str, column: TextColumn, cache_dir: Path, progress: Progress) -> Source:
-    from data.reading.hub import copied_files
-
-    progress.doing(f"loading {name} from the Hub")
-    with closing(Access(cache_dir, progress.say)) as access, access.waiting.at_start():
-        files = copied_files(access, name, progress)
-    if any(format_of(file.name) == TEXT for file in files):
-        column.find(name, ["text"])  # the name that other readers give it
-    return _files(name, files, column, progress, cache_dir)

@@ -1,7 +1,6 @@
 """Data sets of the Hub: the files of a commit, of which a stream reads ranges.
 
-The files of a prepared text are copied to `data.cache_dir`. `datasets` says which files belong to a
-split; it is imported only for that.
+`datasets` says which files belong to a split; it is imported only for that.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from common.failures import Unanswered, failure_of
 from common.printable import reason_of
 from common.shared_files import digest_of, keep, kept
 from data.errors import DataError
-from data.progress import Progress
 from data.reading.access import OID, Access
 from data.reading.content import suffixes
-from data.reading.fetch import copy_files
 from data.reading.groups import TRAIN, DataFile
 from data.reading.waiting import LOG_IN
 
-NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
+NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 """A data set; one split of its default configuration is read."""
 HF = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)"
@@ -64,26 +61,6 @@ def hub_files(
         return commit, repo.files_of_split(commit, split)
     choose = partial(_matching, found["path"] or "", is_data)
     return commit, repo.files(commit, split, choose)
-
-
-def copied_files(access: Access, name: str, progress: Progress) -> list[DataFile]:
-    """Copies of the files of the split `train` of a data set.
-
-    If the Hub cannot be reached, those of an earlier start, whose commit `data.cache_dir` keeps.
-    Raises DataError if they cannot be listed or read.
-    """
-    repo = _Repo(access, name, name)
-    record = access.cache_dir / "hub" / digest_of(repo.api)
-    try:
-        commit = repo.commit_of("main")
-    except DataError as error:
-        if (earlier := kept(record)) is None:
-            raise
-        commit = earlier.decode()
-        progress.say(f"warning: {name} is read from an earlier download: {error}")
-    copies = copy_files(access, name, repo.files_of_split(commit, TRAIN), progress)
-    keep(record, commit.encode())
-    return copies
 
 
 class _Repo:

@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 
@@ -40,9 +40,8 @@ from data.reading.groups import TRAIN, URL, DataFile, Group, Listing, names_in_f
 from data.reading.rows import check_first_rows, groups_of
 from data.reading.table import MOST_GROUP_BYTES, Table
 
-Found = list[tuple[str, DataFile]]
-"""Files sorted by name, each with a string that identifies its content on every machine."""
 HUB_URL = "hf://"
+Kind = TypeVar("Kind", str, str | None)
 SAMPLE_BYTES = 1 << 16
 """Both ends of a local file, and its size, identify its content."""
 READERS = 16
@@ -71,17 +70,17 @@ def list_source(
     name = redact_urls(source)
     with access.waiting.at_start(), Progress(access.say) as progress:
         progress.doing(f"listing {name}")
-        commit, found = find_files(access, source, revision, split)
-        kind = check_formats(name, [file for _, file in found])
-        progress.doing(f"listing {name}", len(found))
+        commit, files = find_files(access, source, revision, split)
+        kind = check_formats(name, files)
+        progress.doing(f"listing {name}", len(files))
         column = TextColumn(text_column)
-        tables = [Table(access, name, column, file, at) for at, (_, file) in enumerate(found)]
+        tables = [Table(access, name, column, file, at) for at, file in enumerate(files)]
         groups = _groups(tables, kind, progress, skip_broken)
+        contents = [_content_of(access, source, file) for file in files]
     if not groups:
         raise DataError(f"data.source={name} is empty: it has no rows.")
-    digest = _fingerprint([kind, text_column], found, groups)
-    files = tuple(file for _, file in found)
-    return Listing(name, commit, kind, text_column, files, tuple(groups), digest)
+    digest = _fingerprint([kind, text_column], contents, files, groups)
+    return Listing(name, commit, kind, text_column, tuple(files), tuple(groups), digest)
 
 
 def _groups(
@@ -110,10 +109,12 @@ def _groups(
     return groups
 
 
-def _fingerprint(parts: list[str], found: Found, groups: Iterable[Group]) -> str:
+def _fingerprint(
+    parts: list[str], contents: list[str], files: list[DataFile], groups: Iterable[Group]
+) -> str:
     """Without paths and times, which differ between machines."""
     digest = hashlib.sha256(json.dumps(parts).encode())
-    for content, file in found:
+    for content, file in zip(contents, files, strict=True):
         digest.update(json.dumps([content, file.name, file.size]).encode())
     for group in groups:
         digest.update(repr(astuple(group)).encode())
@@ -122,8 +123,8 @@ def _fingerprint(parts: list[str], found: Found, groups: Iterable[Group]) -> str
 
 def find_files(
     access: Access, source: str, revision: str | None, split: str = TRAIN
-) -> tuple[str | None, Found]:
-    """The commit of a data set of the Hub, and the files of any source.
+) -> tuple[str | None, list[DataFile]]:
+    """The commit of a data set of the Hub, and the files of any source, sorted by name.
 
     Only a data set of the Hub that is named as a whole has another `split`. Raises DataError if
     they cannot be listed.
@@ -137,34 +138,23 @@ def find_files(
     if HTTP.match(source):
         name = file_name_of(source)  # raises for a URL that is not requested
         size, version = access.stat(source)
-        return None, [(version, DataFile(source, name, size, version))]
+        return None, [DataFile(source, name, size, version)]
     if URL.match(source) and not source.startswith(HUB_URL):
         return None, _files_of_store(access, source)
     if not source.startswith(HUB_URL):
         try:
             if _is_local(source):
-                return None, _local_files(access, source)
+                return None, _local_files(source)
         except (OSError, RuntimeError) as error:  # an unreadable folder, an unknown ~user
             raise cannot_be_opened(source, error) from error
     from data.reading.hub import hub_files
 
-    commit, files = hub_files(access, source, revision, split, is_data)
-    return commit, [(file.version, file) for file in files]
+    return hub_files(access, source, revision, split, is_data)
 
 
 def check_formats(source: str, files: list[DataFile]) -> str:
     """The format of all files. Raises DataError if there are none, or if they have several."""
-    if not files:
-        plain = (end for end, kind in FORMATS.items() if kind in COMPRESSED_INSIDE)
-        raise DataError(
-            f"data.source={source} names no table. Check the name; a folder or a pattern needs "
-            f"files that end in {endings(tables=True)}, and all but {listed(plain)} also with "
-            f"{listed(COMPRESSIONS)}. Texts are named by a pattern such as *.txt."
-        )
-    kinds = {format_of(file.name) for file in files}
-    if len(kinds) > 1:
-        raise mixed_formats(source, [file.name for file in files])
-    kind = kinds.pop()
+    kind = format_of_all(source, files, format_of)
     if kind is None:
         raise DataError(
             f"data.source={source} cannot be streamed: {files[0].name} is not a table "
@@ -172,6 +162,21 @@ def check_formats(source: str, files: list[DataFile]) -> str:
             "data.streaming=false, convert it, or rename it."
         )
     return kind
+
+
+def format_of_all(source: str, files: list[DataFile], kind_of: Callable[[str], Kind]) -> Kind:
+    """What `kind_of` says of all names. Raises DataError for several kinds, and for no file."""
+    if not files:
+        plain = (end for end, kind in FORMATS.items() if kind in COMPRESSED_INSIDE)
+        raise DataError(
+            f"data.source={source} names no table. Check the name; a folder or a pattern needs "
+            f"files that end in {endings(tables=True)}, and all but {listed(plain)} also with "
+            f"{listed(COMPRESSIONS)}. Texts are named by a pattern such as *.txt."
+        )
+    kinds = {kind_of(file.name) for file in files}
+    if len(kinds) > 1:
+        raise mixed_formats(source, [file.name for file in files])
+    return kinds.pop()
 
 
 def looks_like_files(source: str) -> bool:
@@ -194,18 +199,10 @@ def matching_files(source: str) -> list[Path]:
     and RuntimeError for the home of an unknown user.
     """
     path = Path(source).expanduser()
-    if path.is_dir():
-        raise DataError(
-            f"data.source={source} is a directory. Name the files in it, for example "
-            f"'data.source=\"{source.rstrip('/')}/*.txt\"'."
-        )
     if path.exists():
         return [path]
     if not any(mark in source for mark in "*?["):
-        streamed = ""
-        if re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", source):
-            streamed = " For a revision of a data set of the Hub, set data.streaming=true."
-        raise DataError(f"data.source={source}: there is no such file. Check the path.{streamed}")
+        raise DataError(f"data.source={source}: there is no such file. Check the path.")
     fixed = [part for part in path.parents if not glob.has_magic(str(part))]
     if fixed and fixed[0].is_dir():
         os.scandir(fixed[0]).close()  # raises for an unreadable folder, where glob finds no files
@@ -245,25 +242,27 @@ def _is_local(source: str) -> bool:
     return looks_like_files(source.partition("@")[0]) or Path(source).expanduser().exists()
 
 
-def _local_files(access: Access, source: str) -> Found:
+def _local_files(source: str) -> list[DataFile]:
     folder = Path(source).expanduser()
     if folder.is_dir():
         data = (path for path in folder.rglob("*") if is_data(path.relative_to(folder)))
         paths = [path for path in data if not path.is_dir()]
     else:
         paths = matching_files(source)
-    found = local_files(source, [path.absolute() for path in paths])
-    files = sorted(found, key=lambda file: file.name)
-    return [(_sample(access, source, file), file) for file in files]
+    files = local_files(source, [path.absolute() for path in paths])
+    return sorted(files, key=lambda file: file.name)
 
 
-def _sample(access: Access, source: str, file: DataFile) -> str:
+def _content_of(access: Access, source: str, file: DataFile) -> str:
+    """What identifies the content of a file on every machine."""
+    if file.is_remote:
+        return file.version
     begin = access.read(source, file, 0, SAMPLE_BYTES)
     end = access.read(source, file, max(0, file.size - SAMPLE_BYTES), file.size)
     return hashlib.sha256(begin + end).hexdigest()
 
 
-def _files_of_store(access: Access, source: str) -> Found:
+def _files_of_store(access: Access, source: str) -> list[DataFile]:
     """Files in a file system of fsspec, named by a path, a folder or a pattern."""
 
     def list_files() -> dict[str, dict[str, Any]]:
@@ -286,7 +285,7 @@ def _files_of_store(access: Access, source: str) -> Found:
         DataFile(url, name, int(infos[url]["size"]), version_of(infos[url]))
         for url, name in zip(infos, names_in_folder(list(infos)), strict=True)
     ]
-    return [(file.version, file) for file in sorted(files, key=lambda file: file.name)]
+    return sorted(files, key=lambda file: file.name)
 
 
 def _beginning(source: str, path: str) -> str:

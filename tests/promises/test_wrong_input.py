@@ -41,7 +41,7 @@ MISTAKES: list[Mistake] = [
     ),
     ("not UTF-8", ["data.source={tmp}/latin1.txt"], ["latin1.txt is not UTF-8: byte 3 "]),
     ("a pattern without a match", ["data.source={tmp}/*.none"], ["matches no file"]),
-    ("a directory", ["data.source={tmp}"], ["is a directory", "*.txt"]),
+    ("a directory", ["data.source={tmp}"], ["names no table", "*.txt"]),
     (
         "a missing text column",
         ["data.source={tmp}/table.jsonl"],

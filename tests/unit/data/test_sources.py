@@ -226,11 +226,11 @@ def test_a_missing_file_is_named(complaint, tmp_path):
     assert "there is no such file" in complaint(tmp_path / "missing.txt")
     assert "there is no such file" in complaint("missing.jsonl")
     assert "there is no such file" in complaint("not a name of anything")
-    assert "of the Hub, set data.streaming=true" in complaint("owner/name@refs/pr/1")
 
 
-def test_a_directory_is_told_how_to_name_its_files(complaint, tmp_path):
-    assert f"{tmp_path}/*.txt" in complaint(tmp_path)
+def test_a_folder_without_tables_is_told_how_to_name_its_files(complaint, tmp_path):
+    (tmp_path / "notes.txt").write_text("a text")
+    assert "Texts are named by a pattern such as *.txt" in complaint(tmp_path)
 
 
 def test_a_pattern_without_a_match_is_named(complaint, tmp_path):

@@ -465,9 +465,7 @@ def test_a_refused_url_is_reported_without_its_password(access, url, reason):
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "source", ["a-folder-that-has-gone", "hf://a/model.parquet", "owner/name@a@b"]
-)
+@pytest.mark.parametrize("source", ["hf://a/model.parquet", "owner/name@a@b"])
 def test_an_unknown_name_is_reported_as_path_and_repo(access, source):
     with pytest.raises(DataError, match="neither a file or folder here nor a name") as error:
         list_source(source, "text", access)

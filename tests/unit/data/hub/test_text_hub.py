@@ -21,7 +21,7 @@ from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
 from data.progress import Progress
 from data.reading import waiting
-from data.sources import _hub_dataset, open_source
+from data.sources import open_source
 from hubs import lead_here
 from loopback_hub import LoopbackHub
 from loopback_texts import serving
@@ -72,7 +72,7 @@ def repository(hub):
 @pytest.fixture
 def hub_dataset(tmp_path):
     def hub_dataset(name, text_column, say=None):
-        return _hub_dataset(name, TextColumn(text_column), tmp_path / "cache", Progress(say))
+        return open_source(name, TextColumn(text_column), tmp_path / "cache", Progress(say))
 
     return hub_dataset
 
