@@ -130,12 +130,12 @@ class Cluster:
         )
         return int(printed.splitlines()[0])
 
-    def about(self, job: int) -> dict[str, str]:
-        """What Slurm knows of a job."""
+    def about(self, job: int | str) -> dict[str, str]:
+        """What Slurm knows of a job, or of a task of an array: `<job>_<task>`."""
         line = self.call("scontrol", "show", "job", "--oneliner", str(job))
         return dict(re.findall(r"(\S+?)=(\S*)", line))
 
-    def output(self, job: int) -> str:
+    def output(self, job: int | str) -> str:
         """What the job's script has said."""
         path = self.folder / f"job-{job}.out"
         return path.read_text() if path.exists() else ""
@@ -144,14 +144,14 @@ class Cluster:
         """A signal to what the job's machines run, not to its script: as `--signal` sends it."""
         self.call("scancel", f"--signal={name}", str(job))
 
-    def wait_until(self, holds: Callable[[], object], job: int) -> None:
+    def wait_until(self, holds: Callable[[], object], job: int | str) -> None:
         """Wait until something holds; fails with the job's story at the deadline."""
         end = time.monotonic() + runs.DEADLINE_SECONDS
         while not holds():
             assert time.monotonic() < end, f"not before the deadline\n{self.story(job)}"
             time.sleep(POLL_SECONDS)
 
-    def end_of(self, job: int) -> tuple[str, int]:
+    def end_of(self, job: int | str) -> tuple[str, int]:
         """The last state of a job that is over for good, and its exit code."""
         self.wait_until(lambda: self.about(job)["JobState"] in FINISHED, job)
         about = self.about(job)
@@ -225,7 +225,7 @@ class Cluster:
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"== {log.name}\n{log.read_text()[-2000:]}" for log in logs)
 
-    def story(self, job: int) -> str:
+    def story(self, job: int | str) -> str:
         """All that may say why a job does not do what it should."""
         return f"{self.call('scontrol', 'show', 'job', str(job))}\n{self.output(job)}"
 

@@ -28,13 +28,14 @@ signals = {{signal.SIGUSR1, signal.SIGTERM}}
 signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 words = sys.argv[1:]
 attempt, machine = int(os.environ.get("SLURM_RESTART_COUNT", "0")), os.environ["SLURM_NODEID"]
-run_dir = pathlib.Path(next(word[8:] for word in words if word.startswith("run.dir=")))
+run_dir = pathlib.Path(words[-1].removeprefix("run.dir="))
 settings = {{name: os.environ[name] for name in os.environ if name.startswith(("PET_", "TORCH_"))}}
-started = pathlib.Path(f"started-{{attempt}}-{{machine}}.json")
+task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+started = pathlib.Path(f"started-{{attempt}}-{{machine}}{{task and '-'}}{{task}}.json")
 started.with_suffix(".new").write_text(json.dumps({{"words": words, "settings": settings}}))
 started.with_suffix(".new").rename(started)
 
-end = os.environ["STAND_IN"].split()[attempt]
+end = os.environ["STAND_IN"].split()[attempt + 2 * (task == "2")]
 if end.startswith("at-"):
     told = signal.sigwait(signals).name
     assert end.startswith(f"at-{{told}}"), f"{{told}}, but {{end}} is awaited"
@@ -125,9 +126,9 @@ def test_each_machine_starts_one_launcher_for_its_gpus(script, rehearsal):
         assert given["--main_process_ip"] == "127.0.0.1"
         assert int(given["--max_restarts"]) > 0
         assert options[train + 1 :] == [
-            f"run.dir=out/{name}",
             "run.grace_seconds=100",
             "data.source=my text.txt",
+            f"run.dir=out/{name}",
         ]
         assert "SIGUSR1" in started["settings"]["PET_SIGNALS_TO_HANDLE"]
         assert int(started["settings"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 100
@@ -139,7 +140,7 @@ def test_a_set_up_is_proven_in_a_job_that_is_not_started_again(rehearsal):
     assert rehearsal.slurm.end_of(job) == ("COMPLETED", 0), rehearsal.slurm.output(job)
     words = rehearsal.started(0, 1)["words"]
     assert "train.py" not in words
-    assert words[words.index("prove.py") + 1] == "run.dir=out/ddp"
+    assert words[-1] == "run.dir=out/ddp"
     assert words[words.index("--max_restarts") + 1] == "0"
 
 
@@ -179,6 +180,21 @@ def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
         log = (rehearsal.folder / f"out/ddp/logs/machine-{machine}.log").read_text()
         assert [f"attempt {number}" in log for number in (1, 2, 3)] == [True] * 3
     assert slurm.output(job).count("stopped with a snapshot; back to the queue") == 2
+
+
+def test_each_task_of_an_array_is_a_run_and_is_started_again_by_itself(rehearsal):
+    """The first ends at once. The second is stopped once, and its id may be that of the array."""
+    options = ("--array=1-2", "--nodes=1", "--cpus-per-task=1")
+    job = rehearsal.submit("0", "-", "75+", "0", options=options)
+    slurm, folder = rehearsal.slurm, rehearsal.folder
+    for task, restarts in ((1, 0), (2, 1)):
+        assert slurm.end_of(f"{job}_{task}") == ("COMPLETED", 0), slurm.story(f"{job}_{task}")
+        assert slurm.about(f"{job}_{task}")["Restarts"] == str(restarts)
+        assert (folder / f"out/ddp-{task}/exit_code").read_text() == "0"
+        started = [path.name for path in folder.glob(f"started-*-0-{task}.json")]
+        assert sorted(started) == [
+            f"started-{attempt}-0-{task}.json" for attempt in range(restarts + 1)
+        ]
 
 
 @pytest.mark.slow
