@@ -2,9 +2,8 @@
 
     python -m cloud.attempts --restarts 20 --config_file accelerate_configs/cpu.yaml train.py ...
 
-It does what `accelerate launch` does not: it exits with the run's own code, it forwards a SIGTERM
-that reaches only this process, the first one of a container, and outlives the run, and it stops the
-run with a snapshot when the cloud announces that it takes this machine back.
+It does what `accelerate launch` does not: it exits with the run's own code, forwards a SIGTERM that
+reaches only this process, and stops the run when the cloud announces the end of this machine.
 """
 
 from __future__ import annotations
@@ -21,19 +20,11 @@ from pathlib import Path
 
 import psutil
 
-from cloud.notice import CLOUDS, EVERY_SECONDS, find_cloud, has_notice
-from training.exits import (
-    EXIT_AGAIN,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    EXIT_USER_MISTAKE,
-    exit_code_in,
-)
+from cloud.notice import CLOUDS, EVERY_SECONDS, has_notice
+from training import exits
 
-RUN_DIR = Path("out/run")
-FINAL = (EXIT_DONE, EXIT_USER_MISTAKE, EXIT_INTERRUPTED, EXIT_TERMINATED)
+RUN_DIR = "out/run"
+FINAL = (exits.EXIT_DONE, exits.EXIT_USER_MISTAKE, exits.EXIT_INTERRUPTED, exits.EXIT_TERMINATED)
 """Codes after which another attempt would do nothing, fail again, or not be wanted."""
 LONGEST_DELAY_SECONDS = 300.0
 
@@ -68,20 +59,34 @@ class Attempts:
             if self._stopped.wait(delay):
                 return code
 
+    def watch(self, clouds: Sequence[str], address: str | None) -> None:
+        """Stop the run, and start it no more, once one of the clouds takes this machine back."""
+        while True:
+            if any(has_notice(CLOUDS[name], address) for name in clouds):
+                if not self._stopped.is_set():
+                    print("the cloud takes this machine back, so the run stops", file=sys.stderr)
+                self._stopped.set()
+                # Again and again: an attempt that only just begins would die of the signal.
+                for process in self._training():
+                    with suppress(psutil.Error, OSError):
+                        if _handles(process.pid, signal.SIGUSR1):
+                            process.send_signal(signal.SIGUSR1)
+            time.sleep(EVERY_SECONDS)
+
     def _attempt(self) -> int:
         code_file = self._run_dir / "exit_code"
         self._run_dir.mkdir(parents=True, exist_ok=True)  # a refused run does not create it
-        if exit_code_in(code_file) is not None:  # a file of that name may be the user's
+        if exits.exit_code_in(code_file) is not None:  # a file of that name may be the user's
             code_file.unlink()
         self._launcher = subprocess.Popen(self._command)
         if self._stopped.is_set():  # a signal came between two attempts
             self._launcher.terminate()
         status = self._launcher.wait()
-        if (code := exit_code_in(code_file)) is not None:
+        if (code := exits.exit_code_in(code_file)) is not None:
             return code
         if self._cause:  # a signal came before the run could leave a code
             return 128 + self._cause  # the convention of shells
-        return status if status >= 0 else EXIT_FAILED
+        return status if status >= 0 else exits.EXIT_FAILED
 
     def _newest_snapshot(self) -> str:
         return max((path.name for path in self._run_dir.glob("snapshots/step-*")), default="")
@@ -108,23 +113,6 @@ class Attempts:
             return launcher.children() or [launcher]
         return []
 
-    def watch(self, name: str, address: str | None) -> None:
-        """Stop the run, and start it no more, once a cloud announces the end of this machine."""
-        cloud = find_cloud(name, address)
-        if cloud is None:
-            print("no cloud has answered: its notice is not watched", file=sys.stderr)
-        while cloud is not None:
-            if has_notice(cloud, address):
-                if not self._stopped.is_set():
-                    print("the cloud takes this machine back, so the run stops", file=sys.stderr)
-                self._stopped.set()
-                # Again and again: an attempt that only just begins would die of the signal.
-                for process in self._training():
-                    with suppress(psutil.Error, OSError):
-                        if _handles(process.pid, signal.SIGUSR1):
-                            process.send_signal(signal.SIGUSR1)
-            time.sleep(EVERY_SECONDS)
-
 
 def _handles(pid: int, number: int) -> bool:
     """Whether a process of Linux has a handler for a signal."""
@@ -137,29 +125,17 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m cloud.attempts",
         usage="%(prog)s [options] [options of accelerate launch] train.py key=value ...",
-        description="Run train.py again after a failure. The exit code is the last attempt's.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="start it again until N restarts in a row write no new snapshot (default: 0)",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--restarts", type=int, default=0, help="most restarts in a row without a new snapshot")
+    add(
         "--again-elsewhere",
         action="store_true",
-        help=f"except after exit code {EXIT_AGAIN}, when the caller starts it on another machine",
+        help=f"no restart here after code {exits.EXIT_AGAIN}",
     )
-    parser.add_argument(
-        "--notice",
-        choices=("auto", *CLOUDS),
-        help="stop with a snapshot when this cloud announces the end of the machine (Linux)",
-    )
-    parser.add_argument(
-        "--notice-address", metavar="URL", help="where to ask, in place of the cloud's own address"
-    )
+    add("--notice", choices=("auto", *CLOUDS), help="stop when this cloud takes the machine back")
+    add("--notice-address", metavar="URL", help="where to ask, in place of the cloud's own address")
     options, launch = parser.parse_known_args(words)
     if "train.py" not in launch:
         parser.error("train.py is missing after the options of accelerate launch")
@@ -172,14 +148,14 @@ def main(words: Sequence[str]) -> int:
     """Run the attempts; the exit code of the last one."""
     options, launch = parse(words)
     given = [word.removeprefix("run.dir=") for word in launch if word.startswith("run.dir=")]
-    if not given:
-        launch.append(f"run.dir={RUN_DIR}")
-    command = [sys.executable, "-m", "accelerate.commands.launch", *launch]
-    final = (*FINAL, EXIT_AGAIN) if options.again_elsewhere else FINAL
-    attempts = Attempts(command, Path(given[-1]) if given else RUN_DIR)
+    run_dir = given[-1] if given else RUN_DIR
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launch, f"run.dir={run_dir}"]
+    attempts = Attempts(command, Path(run_dir))
     if options.notice is not None:
-        watched = (options.notice, options.notice_address)
+        clouds = list(CLOUDS) if options.notice == "auto" else [options.notice]
+        watched = (clouds, options.notice_address)
         threading.Thread(target=attempts.watch, args=watched, daemon=True).start()
+    final = (*FINAL, exits.EXIT_AGAIN) if options.again_elsewhere else FINAL
     return attempts.run(options.restarts, final)
 
 

@@ -24,54 +24,33 @@
 
     git archive --output code.tar.gz HEAD
     hf jobs uv run --flavor a10g-small --timeout 12h --attempts 10 --secrets HF_TOKEN \\
-        cloud/hf_job.py code.tar.gz hub.repo_id=me/run
+        cloud/hf_job.py code.tar.gz --restarts 20 \\
+        --config_file accelerate_configs/single_gpu.yaml train.py hub.repo_id=me/run
 
-The client sends both files along. The dependencies are those of requirements.txt.
+What follows the archive is for `cloud.attempts`. The client sends both files along. The
+dependencies are those of requirements.txt.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-CONFIG = "accelerate_configs/single_gpu.yaml"
-RESTARTS = 20
-"""Restarts on this machine. A new machine is another attempt of the Job: --attempts."""
 
-
-def command(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """The archive, and the arguments for its `cloud.attempts`."""
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s CODE [--config_file FILE] [--option=value of accelerate launch] "
-        "key=value ...",
-        description="Train as a Hugging Face Job.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("code", type=Path, metavar="CODE", help="what git archive has written")
-    parser.add_argument("--config_file", default=CONFIG, help=f"of accelerate ({CONFIG})")
-    given, rest = parser.parse_known_args(words)
-    if not given.code.is_file():
-        parser.error(f"{given.code}: no such file. Make it: git archive --output code.tar.gz HEAD")
-    launch = [word for word in rest if word.startswith("-")]
-    keys = [word for word in rest if not word.startswith("-")]
-    options = ["--restarts", str(RESTARTS), "--config_file", given.config_file, *launch]
-    return given.code, [*options, "train.py", *keys]
-
-
-def main(words: Sequence[str]) -> None:
-    """Unpack the code and replace this process by `cloud.attempts`."""
-    archive, attempts = command(words)
+def main(archive: str, *words: str) -> None:
+    """Unpack the code and replace this process by `cloud.attempts` with these words."""
+    if not Path(archive).is_file():
+        print(f"{archive}: no such file. Make it: git archive --output code.tar.gz HEAD")
+        sys.exit(2)
     folder = tempfile.mkdtemp(prefix="code-")
     with tarfile.open(archive) as opened:
         opened.extractall(folder, filter="data")
     os.chdir(folder)
-    os.execv(sys.executable, [sys.executable, "-m", "cloud.attempts", *attempts])
+    os.execv(sys.executable, [sys.executable, "-m", "cloud.attempts", *words])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*(sys.argv[1:] or ["code.tar.gz"]))

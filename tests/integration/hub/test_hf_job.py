@@ -16,9 +16,7 @@ import pytest
 import hubs
 import images
 import runs
-from cloud.attempts import parse
-from cloud.hf_job import command
-from config.compose import load_config
+from cloud.hf_job import main
 from training import exits
 
 SCRIPT = runs.ROOT / "cloud" / "hf_job.py"
@@ -45,23 +43,11 @@ def test_the_script_depends_on_what_requirements_txt_lists():
     assert header["requires-python"] == project["requires-python"]
 
 
-def test_options_go_to_the_launcher_and_keys_to_train_py(archive):
-    words = [str(archive), "--num_processes=4", "hub.repo_id=me/run", "model=gpt2"]
-    code, attempts = command(["--config_file", "accelerate_configs/ddp.yaml", *words])
-    options, launch = parse(attempts)
-    assert code == archive
-    assert options.restarts > 0
-    assert not options.again_elsewhere  # the processes start again on this machine
-    at = launch.index("train.py")
-    assert launch[:at] == ["--config_file", "accelerate_configs/ddp.yaml", "--num_processes=4"]
-    assert load_config(launch[at + 1 :]).model.n_embd == 768
-
-
 def test_a_missing_archive_is_a_mistake_with_its_remedy(capsys):
     with pytest.raises(SystemExit) as raised:
-        command(["none.tar.gz", "hub.repo_id=me/run"])
+        main("none.tar.gz", "train.py")
     assert raised.value.code == exits.EXIT_USER_MISTAKE
-    assert "none.tar.gz: no such file. Make it: git archive" in capsys.readouterr().err
+    assert "none.tar.gz: no such file. Make it: git archive" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
@@ -70,7 +56,8 @@ def test_a_killed_job_resumes_on_an_empty_disk_bit_by_bit(
 ):
     config = runs.rehearsal("cpu.yaml", tmp_path, 1)  # in the float32 of finished_run
     keys = hubs.words(Path("out/run"), *small, "model.dropout=0.1")
-    words = [sys.executable, str(SCRIPT), str(archive), "--config_file", str(config), *keys]
+    words = [sys.executable, str(SCRIPT), str(archive), "--config_file", str(config), "train.py"]
+    words += keys
 
     def disk(number: int) -> dict[str, str]:
         """Where the Job's number'th attempt has its files; all are removed with their machine."""

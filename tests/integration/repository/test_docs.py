@@ -17,7 +17,7 @@ import images
 import pages
 import plan
 import sample
-from cloud import attempts, hf_job
+from cloud import attempts
 from config.compose import load_config
 from config.help import PRESETS, markdown
 from config.schema import KEYS
@@ -145,7 +145,8 @@ def read_sbatch(command: Command) -> None:
     words = [word for word in command.words[1:] if word != "..."]
     script = next(word for word in words if word.endswith(".sbatch"))
     assert (ROOT / script).is_file()
-    load_config(words[words.index(script) + 1 :])
+    task = "${oc.env:SLURM_ARRAY_TASK_ID}"
+    load_config([word.replace(task, "1") for word in words[words.index(script) + 1 :]])
 
 
 def read_attempts(words: list[str]) -> None:
@@ -218,10 +219,7 @@ def read_hf(command: Command) -> None:
     assert given["attempts"] > 1
     code, *arguments = given["script_args"]
     assert code == "code.tar.gz"
-    _, launch = attempts.parse(hf_job.command([str(ROOT / "train.py"), *arguments])[1])
-    at = launch.index("train.py")
-    assert (ROOT / launch[launch.index("--config_file") + 1]).is_file()
-    load_config(launch[at + 1 :])
+    read_attempts(arguments)
 
 
 def read_git(command: Command) -> None:
