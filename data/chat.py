@@ -24,6 +24,10 @@ from data.pieces import utf8_bytes
 from data.subwords import Part, SubwordTokenizer, Tokens
 from data.tokenizer import Tokenizer
 
+UNMARKED = (
+    "so the assistant's text cannot be located. Mark it in the template with {% generation %} and "
+    "{% endgeneration %}"
+)
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The template's mark for text that the assistant writes."""
 PROBE = "the reply"
@@ -196,11 +200,17 @@ class ChatTemplate:
         for end in conversation.ends_of_replies:
             before = self.render(conversation.up_to(end - 1), reply=True)
             after = self.render(conversation.up_to(end))
-            if not after.startswith(before) or not whole.startswith(after):
+            if not after.startswith(before):
+                same = [a == b for a, b in zip(before, after, strict=False)]
+                prompt = before[[*same, False].index(False) :]
+                raise ChatError(
+                    f"the chat template begins a reply with {prompt!r:.80} when it asks for one, "
+                    f"and writes turn {end} without that, {UNMARKED}"
+                )
+            if not whole.startswith(after):
                 raise ChatError(
                     f"the chat template writes turn {end} differently when others follow, "
-                    "so the assistant's text cannot be located. Mark it in the template with "
-                    "{% generation %} and {% endgeneration %}"
+                    f"{UNMARKED}"
                 )
             spans.append((len(before), len(after)))
         return Rendered(whole, spans)

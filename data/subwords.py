@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from common.printable import reason_of
 from data.errors import DataError
@@ -58,6 +58,15 @@ from data.tokenizer_files import (
 END_OF_TEXT = "<|endoftext|>"
 MOST_CHARACTERS = 100_000_000
 """The trainer holds every different word: of a longer text it reads a part, spread over all."""
+
+LONGEST_WORD = 100
+"""Characters that are merged at most: merging takes a time that grows with the square of them, and
+3 MB without a space, such as DNA, would take hours."""
+WORDS = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}{1,#}| ?\p{N}{1,#}| ?[^\s\p{L}\p{N}]{1,#}"
+    r"|\s{1,#}(?!\S)|\s{1,#}"
+).replace("#", str(LONGEST_WORD))
+"""GPT-2's words, cut where they are longer."""
 
 
 class Tokens(NamedTuple):
@@ -331,8 +340,13 @@ def train_bpe(size: int, chunks: Iterable[Chunk], characters: int) -> SubwordTok
     reading the chunks does.
     """
     tokenizer = RustTokenizer(models.BPE())
-    # Every byte has a token, so every text has an encoding. The words are GPT-2's.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Every byte has a token, so every text has an encoding.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,

@@ -168,6 +168,13 @@ ODD = {
         TWO_TURNS,
         "writes turn 2 differently when others follow",
     ),
+    "a template that opens a thought": (
+        chats.CHATML.replace("{% generation %}", "")
+        .replace("{% endgeneration %}", "")
+        .replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
+        chats.said("the run", "the reply"),
+        r"begins a reply with '<think>\n' when it asks for one, and writes turn 2 without that",
+    ),
     "a template that is broken": ("{{ nothing.at.all }}", TWO_TURNS, "the chat template refuses"),
     "a template that executes": (
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
