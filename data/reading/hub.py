@@ -126,15 +126,15 @@ class _Repo:
         if split not in files:
             remedy = "Set data.held_out_split to one of them, or to null."
             if split == TRAIN:
-                remedy = f"Stream its files: data.streaming=true data.source={of_hub}/test*.parquet"
+                remedy = f"Name its files: data.source={of_hub}/test*.parquet"
             raise DataError(
                 f"data.source={self.source} has no split {split!r}. Its splits: "
                 f"{', '.join(map(str, files))}. {remedy}"
             )
         if reason := _needs_a_copy(builder):
             raise DataError(
-                f"data.source={self.source} is not read: {reason}. Stream the copy that the Hub "
-                f"converts to Parquet: data.streaming=true data.source={of_hub}@refs/convert/"
+                f"data.source={self.source} is not read: {reason}. Name the copy that the Hub "
+                f"converts to Parquet: data.source={of_hub}@refs/convert/"
                 "parquet/default/train/*.parquet"
             )
         return [str(url).removeprefix(f"{of_hub}@{commit}/") for url in files[split]]
@@ -152,7 +152,7 @@ class _Repo:
             if failure.may_pass and (failure.status or failure.timed_out or of_network):
                 raise
             files = f"hf://datasets/{self.name}/folder/*.parquet"
-            remedy = f"{LOG_IN} Or stream its files: data.streaming=true data.source={files}"
+            remedy = f"{LOG_IN} Or name its files: data.source={files}"
             if isinstance(error, OSError) and error.errno:  # of the disk
                 remedy = "Name a folder on another disk in HF_HOME."
             raise DataError(

@@ -111,7 +111,7 @@ def test_a_card_whose_options_a_stream_does_not_follow_is_refused(
     config = f"- config_name: a\n  default: true\n  data_files: t.csv\n  {option}\n"
     card = f"---\nconfigs:\n{config}---\n"
     publish_dataset(dataset_hub, {"README.md": card.encode(), "t.csv": b"text;l\n#no;0\na;1\n"})
-    with pytest.raises(DataError, match=re.escape(f"reads the files with {reason}. Stream the")):
+    with pytest.raises(DataError, match=re.escape(f"reads the files with {reason}. Name the")):
         list_source(DATASET, "text", access)
 
 

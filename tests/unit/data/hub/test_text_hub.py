@@ -146,7 +146,7 @@ def test_json_of_the_hub_is_read_from_its_files(hub_dataset, repository):
         text_of(hub_dataset(folder, "n"))
 
 
-COPY = r"data\.streaming=true data\.source=hf://datasets/\S+@refs/convert/parquet/default/train/"
+COPY = r"data\.source=hf://datasets/\S+@refs/convert/parquet/default/train/"
 
 
 def test_a_table_with_options_is_refused_with_the_name_of_its_copy(hub_dataset, repository):
