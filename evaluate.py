@@ -34,17 +34,16 @@ from model.generate import BrokenModel
 from model.head import IGNORED, summed_loss
 from snapshot.command_line import (
     DeviceError,
-    default_device,
     exit_code_of,
+    model_parser,
     on_terminal,
     positive_int,
     usable_device,
 )
-from snapshot.named_model import BASE_HELP, NamedModel, find_model
+from snapshot.named_model import NamedModel, find_model
 from training.run.stored_text import RunText, stored_config
 from training.run.streams import parts_of
 
-CONFIG_FILE = "config.yaml"
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
 OPTIONS = {
@@ -59,6 +58,7 @@ LARGEST_LOSS = 700
 """Nats per token. The perplexity of a larger loss, its exponential, overflows."""
 ADDRESS = re.compile(r"(?!hf:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 """A URL, except one of the Hub."""
+Say = Callable[[str], None] | None
 
 
 def main(arguments: list[str]) -> int:
@@ -70,21 +70,9 @@ def main(arguments: list[str]) -> int:
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of the model over the text, by name: the content of `--json`."""
     device = usable_device(options.device)
-    named = with_places(find_model(options.model, options.base))
-    run = None
-    if named.state is not None:
-        config = stored_config(named.state, named.folder)
-        run = RunText(config, named.state, named.folder)
-    longest = named.sizes.block_size
-    default = LONGEST_BLOCK if run is None else run.data.block_size
-    block_size = options.block_size or min(default, longest)
-    if block_size > longest:
-        what = f"--block-size={block_size} is longer than the context of {named.name}"
-        raise DataError(f"{what}, {longest} tokens. Use at most {longest}.")
-    own_chats = run is not None and not is_whole(options) and run.data.documents == CONVERSATIONS
-    if run is not None and own_chats and block_size != run.data.block_size:
-        what = f"--block-size={block_size} is not the run's data.block_size={run.data.block_size}"
-        raise DataError(f"{what}, to which its conversations were shortened. Leave it out.")
+    named = find_model(options.model, options.base)
+    run = run_text(named)
+    block_size = block_size_for(named, run, options)
     corpus = text_for(named, run, options, block_size)
     most = None if run is None or is_whole(options) else run.most_windows
     if options.batches is not None:
@@ -128,13 +116,33 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def with_places(named: NamedModel) -> NamedModel:
-    """A run on this disk says in its directory where its text lies; its snapshots do not."""
-    if named.state is None or named.from_store:
-        return named
-    path = named.folder.absolute().parent.parent / CONFIG_FILE
-    state = replace(named.state, config=with_folders(named.state.config, path))
-    return replace(named, state=state)
+def run_text(named: NamedModel) -> RunText | None:
+    """The text of a run; None for any other model.
+
+    A run on this disk says in its directory where the text lies; its snapshots do not.
+    """
+    if named.state is None:
+        return None
+    state = named.state
+    if not named.from_store:
+        path = named.folder.absolute().parent.parent / "config.yaml"
+        state = replace(state, config=with_folders(state.config, path))
+    return RunText(stored_config(state, named.folder), state, named.folder)
+
+
+def block_size_for(named: NamedModel, run: RunText | None, options: argparse.Namespace) -> int:
+    """Tokens of a window. Raises DataError for more than the model's context."""
+    longest = named.sizes.block_size
+    default = LONGEST_BLOCK if run is None else run.data.block_size
+    block_size = options.block_size or min(default, longest)
+    if block_size > longest:
+        what = f"--block-size={block_size} is longer than the context of {named.name}"
+        raise DataError(f"{what}, {longest} tokens. Use at most {longest}.")
+    has_own_chats = run is not None and run.data.documents == CONVERSATIONS
+    if has_own_chats and not is_whole(options) and block_size != default:
+        what = f"--block-size={block_size} is not the run's data.block_size={default}"
+        raise DataError(f"{what}, to which its conversations were shortened. Leave it out.")
+    return block_size
 
 
 def is_whole(options: argparse.Namespace) -> bool:
@@ -149,39 +157,23 @@ def text_for(
 
     Raises DataError for a text that cannot be used, or that should be the run's and is not.
     """
-    source, whole = options.source, is_whole(options)
-    if run is None and not whole:
-        named_by = "" if source is None else ", without --held-out"
+    if run is None and not is_whole(options):
+        named_by = "" if options.source is None else ", without --held-out"
         what = f"{options.model} is not a run of this project, so it has no text of its own"
         raise DataError(f"{what}. Name a text with --source{named_by}.")
-    own = None if whole else run
-    say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
+    own = None if is_whole(options) else run
+    say: Say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
     try:
         if own is not None and own.state.stream is not None:
             corpus = held_out_stream(named, own, options, say)
         else:
-            if source is None:
-                assert run is not None
-                source = run.data.source
-                refuse_unasked(named, source, f"add --source {source} --held-out")
-                refuse_unplaced(source)
-            corpus = prepare_corpus(
-                source,
-                text_column=options.column or (own.data.text_column if own else "text"),
-                val_fraction=own.data.val_fraction if own else ALL_HELD_OUT,
-                block_size=own.data.block_size if own else block_size,
-                documents=options.documents or (PACKED if run is None else run.data.documents),
-                cache_dir=Path(options.cache_dir),
-                tokenizer=own.tokenizer if own else named.folder,
-                threads=os.cpu_count() or 1,
-                say=say,
-            )
+            corpus = prepared_text(named, run, options, block_size, say)
     except DataError as error:
         message = str(error)
         for key, option in OPTIONS.items():
             message = message.replace(f"{key}=", f"{option} ").replace(key, option)
         if isinstance(error, UnknownCharacter):
-            message = f"--source {source}: {message} Or evaluate a model of subwords."
+            message += " Or evaluate a model of subwords."
         raise DataError(message) from error
     if own is not None:
         own.check_same(corpus)
@@ -189,40 +181,49 @@ def text_for(
     return corpus
 
 
-def refuse_unasked(named: NamedModel, source: str, remedy: str) -> None:
-    """Raise DataError if a run in a store names an address outside the Hub."""
-    if named.from_store and ADDRESS.match(source):
-        what = f"the run's text is {source}. For safety, an address from a store is not opened"
-        raise DataError(f"{what}: {remedy}.")
-
-
-def refuse_unplaced(source: str) -> None:
-    """Raise DataError for a file of which a snapshot knows only the name."""
-    is_bare = "/" not in source and suffixes(source)[0] != ""
-    if is_bare and not Path(source).exists():
-        what = f"the run's text is {source}, and a snapshot does not record its folder"
-        raise DataError(f"{what}: add --source <folder>/{source} --held-out.")
+def prepared_text(
+    named: NamedModel,
+    run: RunText | None,
+    options: argparse.Namespace,
+    block_size: int,
+    say: Say,
+) -> Corpus:
+    """A text on this disk or downloaded to it: all of it, or the part that the run holds out."""
+    source, column, fraction = options.source, "text", ALL_HELD_OUT
+    tokenizer: str | Path = named.folder
+    if run is not None and not is_whole(options):
+        column, fraction, tokenizer = run.data.text_column, run.data.val_fraction, run.tokenizer
+        block_size = run.data.block_size  # of which the split holds out a whole number
+        if source is None:
+            source = run.data.source
+            refuse_unopened(named, source, f"add --source {source} --held-out")
+    return prepare_corpus(
+        source,
+        text_column=options.column or column,
+        val_fraction=fraction,
+        block_size=block_size,
+        documents=options.documents or (PACKED if run is None else run.data.documents),
+        cache_dir=Path(options.cache_dir),
+        tokenizer=tokenizer,
+        threads=os.cpu_count() or 1,
+        say=say,
+    )
 
 
 def held_out_stream(
-    named: NamedModel,
-    run: RunText,
-    options: argparse.Namespace,
-    say: Callable[[str], None] | None,
+    named: NamedModel, run: RunText, options: argparse.Namespace, say: Say
 ) -> Corpus:
     """The held-out rows of a run that streams its text, at the commits that it trains on.
 
     Raises DataError and SnapshotError.
     """
-    data = run.data
-    if options.documents not in (None, data.documents):
-        what = f"--documents {options.documents} is not the run's data.documents={data.documents}"
-        raise DataError(f"{what}. Leave it out.")
+    if options.documents not in (None, run.data.documents):
+        own = f"the run's data.documents={run.data.documents}"
+        raise DataError(f"--documents {options.documents} is not {own}. Leave it out.")
     parts, revisions = parts_of(run.config), run.revisions()
     if options.source is None:
         for part in parts:
-            refuse_unasked(named, part.source, "download the repo and evaluate its folder")
-            refuse_unplaced(part.source)
+            refuse_unopened(named, part.source, "download the repo and evaluate its folder")
     elif len(parts) > 1:
         raise DataError(
             f"--source {options.source} is one source, and the run has {len(parts)}. Leave out "
@@ -235,61 +236,54 @@ def held_out_stream(
     return run.stream(parts, revisions, Path(options.cache_dir), say)
 
 
+def refuse_unopened(named: NamedModel, source: str, remedy: str) -> None:
+    """Raise DataError for a run's source that nobody here has named, or that is only a name."""
+    if named.from_store and ADDRESS.match(source):
+        what = f"the run's text is {source}. For safety, an address from a store is not opened"
+        raise DataError(f"{what}: {remedy}.")
+    if "/" not in source and suffixes(source)[0] != "" and not Path(source).exists():
+        what = f"the run's text is {source}, and a snapshot does not record its folder"
+        raise DataError(f"{what}: add --source <folder>/{source} --held-out.")
+
+
 def show(figures: dict[str, Any], as_json: bool) -> None:
     """Print the figures as a few lines, or as one object of JSON."""
     if as_json:
         print(json.dumps(figures), flush=True)
         return
-    unit, device = figures["unit"], figures["device"]
+    unit, tokens, of = figures["unit"], figures["tokens"], figures["tokens_of_text"]
     step = "" if figures["step"] is None else f"step {figures['step']:,}, "
     held_out = "held-out " if figures["held_out"] else ""
-    tokens, of = figures["tokens"], figures["tokens_of_text"]
     part = f"all {of:,}" if tokens == of else f"{tokens:,} of {of:,}"
-    loss, per_byte = f"{figures['loss']:.4f} nats per {unit}", figures["bits_per_byte"]
-    if per_byte is not None:
-        loss += f", {per_byte:.4f} bits per byte"
+    loss = f"{figures['loss']:.4f} nats per {unit}"
+    if figures["bits_per_byte"] is not None:
+        loss += f", {figures['bits_per_byte']:.4f} bits per byte"
+    perplexity = f"perplexity {figures['perplexity']:,.2f}"
     lines = {
         "model": f"{figures['model']}: {step}{figures['parameters']:,} parameters",
         "text": f"{figures['text']}, {held_out or 'whole '}text in windows of "
         f"{figures['block_size']:,} {unit}s",
-        "loss": f"{loss}, perplexity {figures['perplexity']:,.2f}, over {part} {held_out}{unit}s",
-        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s on {device}, in float32",
+        "loss": f"{loss}, {perplexity}, over {part} {held_out}{unit}s",
+        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s on {figures['device']}, in float32",
+        "lost": figures["lost"],
+        "trained": figures["trained_on"] and f"on {figures['trained_on'][:200]}",
     }
-    if figures["lost"] is not None:
-        lines["lost"] = figures["lost"]
-    if figures["trained_on"] is not None:
-        lines["trained"] = f"on {figures['trained_on'][:200]}"
     for name, line in lines.items():
-        print(f"{name:<10}{printable(line)}", flush=True)
+        if line is not None:
+            print(f"{name:<10}{printable(line)}", flush=True)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
-    parser = argparse.ArgumentParser(
-        description="Print the loss per token, bits per byte and tokens/s of a model over a text."
-    )
+    parser = model_parser("Print the loss per token, bits per byte and tokens/s over a text.")
     add = parser.add_argument
-    add(
-        "model",
-        help="the folder of a run, a snapshot or any model, owner/name[@revision], or a URL",
-    )
     add("--source", help="evaluate all of this text; default: the run's held-out text")
-    add(
-        "--held-out",
-        action="store_true",
-        help="--source is the run's text: evaluate its held-out part",
-    )
+    add("--held-out", action="store_true", help="--source is the run's: evaluate its held-out part")
     add("--column", help="the column with the text, in tables; default: the run's, or text")
-    add(
-        "--documents",
-        choices=DOCUMENT_MODES,
-        help="what a sequence holds; default: as in the run, or packed",
-    )
+    add("--documents", choices=DOCUMENT_MODES, help="default: as in the run, or packed")
     add("--block-size", type=positive_int, help="tokens per window; default: the run's, or 1024")
     add("--batch-size", type=positive_int, default=8, help="windows computed at once")
     add("--batches", type=positive_int, help="at most this many; default: all, or as in the run")
-    add("--base", help=BASE_HELP)
-    add("--device", default=default_device())
     add("--cache-dir", default="out/data", help="the cache of prepared texts")
     add("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)

@@ -7,9 +7,13 @@ python sample.py out/chat --chat
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from io import TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,23 +23,15 @@ import torch
 from numpy.typing import NDArray
 
 from common.printable import printable
-from config.checks import why_not_storable
 from data.chat import ChatTemplate
 from data.errors import DataError
 from data.messages import ChatError, Conversation, Message, objects
-from data.subwords import tokenizer_of
-from data.tokenizer import Tokenizer, refuse_larger_than
+from data.tokenizer import Tokenizer
 from data.tokenizer_files import end_ids
 from model.family import LanguageModel
 from model.generate import generate
-from snapshot.command_line import (
-    default_device,
-    exit_code_of,
-    positive_int,
-    usable_device,
-    whole_number,
-)
-from snapshot.named_model import BASE_HELP, NamedModel, find_model
+from snapshot.command_line import bounded, exit_code_of, model_parser, positive_int, usable_device
+from snapshot.named_model import find_model
 
 SMALLEST = 1e-30
 """Smaller temperatures count as 0, because a division by them overflows float32."""
@@ -59,7 +55,8 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
     model generates an end-of-text token.
     """
     device = usable_device(options.device)
-    named, tokenizer = find(options)
+    named = find_model(options.model, options.base)
+    tokenizer = named.tokenizer()
     beginning = tokenizer.beginning if options.prompt is None else options.prompt
     ids = tokenizer.encode(beginning)
     if not len(ids):
@@ -84,56 +81,53 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     questions are forgotten.
     """
     device = usable_device(options.device)
-    named, tokenizer = find(options)
+    named = find_model(options.model, options.base)
+    tokenizer = named.tokenizer()
     template = ChatTemplate(tokenizer, named.name)
-    model = named.load().to(device)
-    longest = model.config.block_size - 1
-    longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     begin = Conversation(system, {} if options.tools is None else {"tools": options.tools})
     if template.unwritten(begin):
         what = f"--tools: the chat template of {named.name} never writes tools"
         raise DataError(f"{what}. Leave it out.")
-    messages: list[Message] = []
+    model = named.load().to(device)
+    context = model.config.block_size
+    room_for_reply = min(options.length, (context - 1) // 2)
     stops = template.stops(begin).union(end_ids(named.folder))
-    if sys.stdin is not None:
-        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-    while (question := ask()) is not None:
+    messages: list[Message] = []
+    for question in questions():
         if not question:
             messages.clear()
             continue
-        used = [*messages, {"role": "user", "content": question}]
+        asked = [*messages, {"role": "user", "content": question}]
         try:
-            ids = template.encode_prompt(begin.and_then(used))
-            while len(used) > 1 and len(ids) > longest_with_others:
-                del used[:2]
-                ids = template.encode_prompt(begin.and_then(used))
-            if len(ids) > longest:
-                raise ChatError(f"it has {len(ids):,} tokens, and the context has {longest + 1:,}")
+            ids = template.encode_prompt(begin.and_then(asked))
+            while len(asked) > 1 and len(ids) > context - 1 - room_for_reply:
+                del asked[:2]
+                ids = template.encode_prompt(begin.and_then(asked))
+            if len(ids) >= context:
+                raise ChatError(f"it has {len(ids):,} tokens, and the context has {context:,}")
         except ChatError as error:
             yield f"(Not answered: {error}.)\n"
             continue
-        forgotten = (len(messages) + 1 - len(used)) // 2
-        messages = used
-        if forgotten:
-            lost = "question is" if forgotten == 1 else f"{forgotten} questions are"
-            yield f"(The context is full: the oldest {lost} forgotten.)\n"
+        if forgotten := (len(messages) + 1 - len(asked)) // 2:
+            yield f"(The context is full. Oldest questions that are forgotten: {forgotten}.)\n"
         reply = ""
-        seed = options.seed + len(messages)
-        for text in continued(model, tokenizer, ids, stops, options, seed):
+        for text in continued(model, tokenizer, ids, stops, options, options.seed + len(asked)):
             reply += text
             yield text
-        messages.append({"role": "assistant", "content": reply})
+        messages = [*asked, {"role": "assistant", "content": reply}]
         yield "\n"
 
 
-def ask() -> str | None:
-    """The next line without spaces around it; None at the end."""
-    on_terminal = sys.stdin is not None and sys.stdin.isatty()
-    try:
-        return input("> " if on_terminal else "").strip()
-    except (EOFError, RuntimeError):  # RuntimeError: there is no standard input
-        return None
+def questions() -> Iterator[str]:
+    """The lines of the standard input, without spaces around them."""
+    prompt = "> " if sys.stdin is not None and sys.stdin.isatty() else ""
+    if isinstance(sys.stdin, TextIOWrapper):
+        is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"  # of a locale such as C
+        sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="replace")
+    with suppress(EOFError, RuntimeError):  # RuntimeError: there is no standard input
+        while True:
+            yield input(prompt).strip()
 
 
 def continued(
@@ -150,7 +144,7 @@ def continued(
         model,
         torch.from_numpy(ids.astype("int64"))[None].to(device),
         options.length,
-        temperature=options.temperature,
+        temperature=options.temperature if options.temperature >= SMALLEST else 0.0,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=seed,
@@ -167,62 +161,21 @@ def show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def find(options: argparse.Namespace) -> tuple[NamedModel, Tokenizer]:
-    """The model that is named, and its tokenizer.
-
-    Raises SnapshotError, StoreError and DataError.
-    """
-    named = find_model(options.model, options.base)
-    tokenizer = tokenizer_of(named.folder)
-    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
-    return named, tokenizer
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
-    parser = argparse.ArgumentParser(
-        description="Generate text from a run or any other model, printed while it is generated."
-    )
-    parser.add_argument(
-        "model",
-        help="the folder of a run, a snapshot or any model, owner/name[@revision] or a URL",
-    )
-    parser.add_argument(
-        "--prompt", type=_some_text, help="the beginning of the text; default a newline"
-    )
-    parser.add_argument(
-        "--no-bos",
-        action="store_true",
-        help="leave out the token that the tokenizer of some models puts before a prompt",
-    )
-    _add_chat_options(parser)
-    parser.add_argument(
-        "--length",
-        type=positive_int,
-        default=500,
-        help="how many tokens to add, with --chat at most; a token is a character unless the model "
-        "has subwords",
-    )
-    parser.add_argument("--samples", type=positive_int, default=1, help="how many texts")
-    parser.add_argument(
-        "--temperature",
-        type=_at_least_zero,
-        default=0.8,
-        help="below 1 more likely, above 1 more varied, 0 always the most likely token",
-    )
-    parser.add_argument(
-        "--top-k", type=positive_int, help="sample only from the k most likely tokens"
-    )
-    parser.add_argument(
-        "--top-p",
-        type=_probability,
-        help="sample only from the most likely tokens whose probabilities sum to p",
-    )
-    parser.add_argument(
-        "--seed", type=_seed, default=1337, help="the same seed gives the same text"
-    )
-    parser.add_argument("--base", help=BASE_HELP)
-    parser.add_argument("--device", default=default_device())
+    parser = model_parser("Generate text from a model, printed while it is generated.")
+    add = parser.add_argument
+    add("--prompt", type=some_text, help="the beginning of the text; default: a newline")
+    add("--no-bos", action="store_true", help="leave out the tokenizer's token before a prompt")
+    add("--chat", action="store_true", help="reply to each line of the input")
+    add("--system", type=some_text, help="with --chat, the system message")
+    add("--tools", type=tools, help="with --chat, a JSON file with a list of tools to call")
+    add("--length", type=positive_int, default=500, help="tokens to add; with --chat at most")
+    add("--samples", type=positive_int, default=1, help="how many texts")
+    add("--temperature", type=bounded(float, 0, 1e6), default=0.8, help="0: the likeliest token")
+    add("--top-k", type=positive_int, help="sample only from the k most likely tokens")
+    add("--top-p", type=bounded(float, 1e-6, 1), help="and those that sum to this probability")
+    add("--seed", type=bounded(int, 0, 2**63 - 1), default=1337, help="equal seeds, equal texts")
     options = parser.parse_args(arguments)
     if options.chat and (options.prompt is not None or options.samples != 1):
         parser.error("--chat reads its questions from the input: leave out --prompt and --samples")
@@ -232,61 +185,27 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _add_chat_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--chat", action="store_true", help="reply to each line of the input, as a chat model does"
-    )
-    parser.add_argument("--system", type=_some_text, help="with --chat, the system message")
-    parser.add_argument(
-        "--tools",
-        type=_tools,
-        metavar="FILE",
-        help="with --chat, a JSON file with a list of the tools that the model may call",
-    )
-
-
-def _some_text(text: str) -> str:
+def some_text(text: str) -> str:
+    """An argument that is a text."""
     if not text:
         raise argparse.ArgumentTypeError("needs at least one character")
-    if (reason := why_not_storable(text)) is not None:
-        raise argparse.ArgumentTypeError(reason)
+    if any("\ud800" <= char <= "\udfff" for char in text):  # bytes that a locale of ASCII lacks
+        try:
+            return os.fsencode(text).decode("utf-8")
+        except UnicodeDecodeError:
+            raise argparse.ArgumentTypeError("has bytes that are not valid UTF-8") from None
     return text
 
 
-def _tools(path: str) -> list[Any]:
+def tools(path: str) -> list[Any]:
+    """The tools in a file."""
     try:
         return objects("it", json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # BadRow is one
-        raise argparse.ArgumentTypeError(
-            f"{path} has no tools: {error}. Write a JSON list of objects, each a JSON schema"
-        ) from error
-
-
-def _seed(text: str) -> int:
-    return whole_number(text, 0, 2**63 - 1)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a number") from None
-
-
-def _at_least_zero(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
-    return value if value >= SMALLEST else 0.0
-
-
-def _probability(text: str) -> float:
-    value = _number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return value
+        remedy = "Write a JSON list of objects, each a JSON schema"
+        raise argparse.ArgumentTypeError(f"{path} has no tools: {error}. {remedy}") from error
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from data.errors import DataError
 from model.cpu import limit_threads
 from model.generate import BrokenModel
 from snapshot.errors import SnapshotError
+from snapshot.named_model import BASE_HELP
 from store.errors import StoreError
 
 
@@ -42,25 +43,35 @@ def on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def whole_number(text: str, least: int, most: int) -> int:
-    """An argument between two bounds. Raises ArgumentTypeError, for argparse."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
-    return value
+def bounded(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+    """The type of an argument for argparse: a number between two bounds."""
+
+    def number(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text} is not {what}") from None
+        if not least <= value <= most:  # nan is not
+            raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
+        return value
+
+    return number
 
 
-def positive_int(text: str) -> int:
-    """An argument that counts something."""
-    return whole_number(text, 1, 10**9)
+positive_int = bounded(int, 1, 10**9)
+"""The type of an argument that counts something."""
 
 
-def default_device() -> str:
-    """The name of the first GPU, or of the CPU."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def model_parser(description: str) -> argparse.ArgumentParser:
+    """The arguments of a command that computes with a model: its name, its base and the device."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "model", help="the folder of a run, a snapshot or any model, owner/name[@revision] or a URL"
+    )
+    parser.add_argument("--base", help=BASE_HELP)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
 
 
 def usable_device(name: str) -> torch.device:

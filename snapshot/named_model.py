@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.subwords import tokenizer_of
-from data.tokenizer import refuse_larger_than
+from data.tokenizer import Tokenizer, refuse_larger_than
 from data.tokenizer_files import GENERATION
 from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
@@ -77,6 +77,12 @@ class NamedModel:
         restore_weights(self.folder, model, prefix_of(self.folder))
         return model
 
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer. Raises DataError for one with more tokens than the model has."""
+        tokenizer = tokenizer_of(self.folder)
+        refuse_larger_than(self.sizes.vocab_size, tokenizer, str(self.folder))
+        return tokenizer
+
     def _base_of(self, adapters: Adapters) -> Base:
         digest = None if self.state is None else self.state.base_digest
         return open_base_of(adapters, digest, self.folder, TIMEOUT_SECONDS, self.base_name)
@@ -138,9 +144,7 @@ def write_model(named: NamedModel, folder: Path) -> None:
     Adapters are merged into it. Raises SnapshotError and DataError for what cannot be loaded,
     StoreError for a failed download, and OSError if the folder cannot be written.
     """
-    tokenizer = tokenizer_of(named.folder)
-    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
-    tokenizer.save(folder)
+    named.tokenizer().save(folder)
     if (generation := named.folder / GENERATION).exists():
         shutil.copyfile(generation, folder / GENERATION)
     model = named.load()

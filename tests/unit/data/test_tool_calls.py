@@ -199,8 +199,7 @@ def test_a_row_that_is_no_conversation_is_refused(prepare, tmp_path, name):
 def test_a_chat_model_gets_the_tools_of_a_file(tmp_path, monkeypatch, capsys):
     tools = tmp_path / "tools.json"
     tools.write_text('[{"a": 1}]')
-    monkeypatch.setattr("sys.stdin", None)
-    monkeypatch.setattr(script, "ask", iter(["go on", None, None]).__next__)
+    monkeypatch.setattr(script, "questions", lambda: ["go on"])
     # The reply is the prompt.
     monkeypatch.setattr(script, "continued", lambda _, one, ids, *rest: [one.decode(ids)])
     folder = chats.make("llama", tmp_path / "model", TOOLS)
