@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,79 +42,56 @@ Mistakes = Iterator[tuple[str, str]]
 """Keys, each with the rest of the sentence."""
 
 
-@dataclass(frozen=True)
-class Range:
-    """The numbers from `least` to `most`; with `above` and `below` without the bound itself."""
-
-    least: float
-    most: float
-    above: bool = False
-    below: bool = False
-
-    def __contains__(self, number: float) -> bool:
-        # nan is in no range, because each comparison with it is false.
-        at_least = self.least < number if self.above else self.least <= number
-        return at_least and (number < self.most if self.below else number <= self.most)
-
-    def __str__(self) -> str:
-        high = f"{'below' if self.below else 'at most'} {self.most}"
-        high = "finite" if self.most == math.inf else high
-        return f"must be {'above' if self.above else 'at least'} {self.least} and {high}"
-
-
 # The maximum of a whole number is far above any use: a larger value is a typing error that would
 # exhaust the memory, overflow a clock or never end.
-COUNT = Range(1, 10**9)
-SIZE = Range(1, 1_000_000)
-BYTES = Range(1_000, 10**15)
-SECONDS = Range(1, 1_000_000)
-SHARE = Range(0, 1, above=True)
-BETA = Range(0, 1, below=True)
-POSITIVE = Range(0, math.inf, above=True, below=True)
-NOT_NEGATIVE = Range(0, math.inf, below=True)
-RANGES = {
+COUNT = (1, 10**9)
+SIZE = (1, 1_000_000)
+BYTES = (1_000, 10**15)
+SECONDS = (0, 1_000_000)
+TINY, HUGE = 1e-9, 1e100
+RANGES: dict[str, tuple[float, float]] = {
     "data.block_size": SIZE,
-    "data.val_fraction": Range(0, 0.5, above=True),
+    "data.val_fraction": (TINY, 0.5),
     "data.window_bytes": BYTES,
     "data.prefetch_bytes": BYTES,
     "data.stream_cache_bytes": BYTES,
     "data.held_out_bytes": BYTES,
-    "model.n_layer": Range(1, 10_000),
-    "model.n_head": Range(1, 10_000),
+    "model.n_layer": (1, 10_000),
+    "model.n_head": (1, 10_000),
     "model.n_embd": SIZE,
-    "model.dropout": BETA,
-    "model.lora_rank": Range(1, 65_536),
-    "model.lora_alpha": Range(1, 65_536),
-    "optim.learning_rate": NOT_NEGATIVE,
-    "optim.min_learning_rate": NOT_NEGATIVE,
-    "optim.warmup_steps": Range(0, 10**9),
-    "optim.decay_fraction": SHARE,
-    "optim.weight_decay": NOT_NEGATIVE,
-    "optim.max_grad_norm": Range(0, math.inf, above=True),
+    "model.dropout": (0, 0.99),
+    "model.lora_rank": (1, 65_536),
+    "model.lora_alpha": (1, 65_536),
+    "optim.learning_rate": (0, HUGE),
+    "optim.min_learning_rate": (0, HUGE),
+    "optim.warmup_steps": (0, 10**9),
+    "optim.decay_fraction": (TINY, 1),
+    "optim.weight_decay": (0, HUGE),
+    "optim.max_grad_norm": (TINY, math.inf),
     "train.max_steps": COUNT,
     "train.global_batch_size": SIZE,
     "train.micro_batch_size": SIZE,
     "train.eval_every": COUNT,
     "train.eval_batches": COUNT,
     "train.log_every": COUNT,
-    "train.sample_every": Range(0, 10**9),
-    "train.max_skipped_steps": Range(0, 10**9),
-    "train.seed": Range(0, 2**32 - 1),
+    "train.sample_every": (0, 10**9),
+    "train.max_skipped_steps": (0, 10**9),
+    "train.seed": (0, 2**32 - 1),
     "snapshot.every": COUNT,
-    "snapshot.every_minutes": Range(0, 1_000_000, above=True),
-    "snapshot.keep": Range(2, 1_000_000),  # two, because the newest may be damaged
-    "snapshot.piece_bytes": Range(1_000_000, 10**15),
+    "snapshot.every_minutes": (TINY, 1_000_000),
+    "snapshot.keep": (2, 1_000_000),  # two, because the newest may be damaged
+    "snapshot.piece_bytes": (1_000_000, 10**15),
     "hub.keep": SIZE,
     "hub.milestone_every": COUNT,
-    "hub.min_interval_seconds": Range(0, 1_000_000),
-    "hub.timeout_seconds": Range(0, 1_000_000, above=True),
-    "hub.flush_seconds": Range(0, 1_000_000),
-    "run.max_minutes": Range(0, 10**7, above=True),
-    "run.grace_seconds": SECONDS,
-    "run.collective_timeout_seconds": SECONDS,
-    "run.start_timeout_seconds": SECONDS,
+    "hub.min_interval_seconds": SECONDS,
+    "hub.timeout_seconds": (TINY, 1_000_000),
+    "hub.flush_seconds": SECONDS,
+    "run.max_minutes": (TINY, 10**7),
+    "run.grace_seconds": (1, 1_000_000),
+    "run.collective_timeout_seconds": (1, 1_000_000),
+    "run.start_timeout_seconds": (1, 1_000_000),
 }
-"""The range of each number."""
+"""The least and the most of each number."""
 CHOICES: dict[str, Collection[bool | str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),
@@ -171,9 +147,10 @@ def is_streamed(config: Config) -> bool:
 
 
 def _ranges(config: Config) -> Mistakes:
-    for key, allowed in RANGES.items():
-        if (value := value_of(config, key)) is not None and value not in allowed:
-            yield key, f"{allowed}{', or null' * KEYS[key].endswith('None')}"
+    for key, (least, most) in RANGES.items():
+        value, or_null = value_of(config, key), ", or null" * KEYS[key].endswith("None")
+        if value is not None and not least <= value <= most:  # nan is in no range
+            yield key, f"must be between {least} and {most}{or_null}"
 
 
 def _choices(config: Config) -> Mistakes:
@@ -278,15 +255,15 @@ def _mix(config: Config) -> Mistakes:
     if mix and config.data.streaming is False:
         what = "cannot be used with data.mix, which is always streamed"
         yield "data.streaming", f"{what}. Leave one of them out"
-    are_positive = all(weight in POSITIVE for weight in weights)
+    are_positive = all(0 < weight < math.inf for weight in weights)
     for number, share in enumerate(shares_of(weights) if mix and are_positive else weights):
         key = f"data.mix[{number}]"
         if not (source := mix[number].source).strip():
             yield f"{key}.source", "is empty. Name a file or a data set"
         if (reason := why_not_storable(source)) is not None:
             yield f"{key}.source", reason
-        if weights[number] not in POSITIVE:
-            yield f"{key}.weight", str(POSITIVE)
+        if not 0 < weights[number] < math.inf:
+            yield f"{key}.weight", "must be above 0 and finite"
         elif share == 0:
             what = f"is less than 1/{WHOLE:,} of the sum of weights"
             yield f"{key}.weight", f"{what}. Raise it, or leave the source out"
@@ -315,11 +292,11 @@ def _adapters_and_frozen(config: Config) -> Mistakes:
 def _optimizer(config: Config) -> Mistakes:
     optim, rate = config.optim, config.optim.learning_rate
     if rate == 0 and (other_model(config.model) is None or is_preset(config.model)):
-        yield "optim.learning_rate", str(POSITIVE)
+        yield "optim.learning_rate", "must be above 0"
     elif 0 < rate < optim.min_learning_rate:
         yield "optim.min_learning_rate", f"must be between 0 and optim.learning_rate={rate}"
     # OmegaConf accepts lists of lists.
-    betas = [beta for beta in optim.betas if isinstance(beta, int | float) and beta in BETA]
+    betas = [beta for beta in optim.betas if isinstance(beta, int | float) and 0 <= beta < 1]
     if len(optim.betas) != 2 or len(betas) != 2:
         yield "optim.betas", "must be two numbers, each at least 0 and below 1"
     elif optim.name in OPTIMIZERS and not [*_ranges(config)]:

@@ -137,7 +137,7 @@ def _parse(argument: str) -> Override:
         remedy = "A value with spaces needs quotes: 'data.source=my text.txt'"
         raise ConfigError(f"'{argument}' is not of the form key=value. {remedy}.")
     if key not in keys:
-        raise ConfigError(f"There is no key '{key}'. {advice(key, keys)} All keys: --help.")
+        raise ConfigError(f"There is no key '{key}'. {advice(key, keys)}")
     if not mark or name != key or text == "???":
         raise ConfigError(f"'{argument}' sets no key. Write {key}=value.")
     try:

@@ -104,7 +104,7 @@ def test_the_least_and_the_most_of_each_whole_number_are_as_said():
     others = ("model.lora", "hub.milestone")
     keys = [key for key in RANGES if KEYS[key].startswith("int") and not key.startswith(others)]
     said = refusal(*(f"{key}=-1" for key in keys))
-    found = re.findall(r"(\S+)=-1 must be at least (\d+) and at most (\d+)", said)
+    found = re.findall(r"(\S+)=-1 must be between (\d+) and (\d+)", said)
     assert [key for key, _, _ in found] == keys
     load_config([f"{key}={least}" for key, least, _ in found])
     load_config([f"{key}={most}" for key, _, most in found] + ["model.n_head=10000"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import shutil
@@ -28,7 +27,7 @@ MISTAKES: list[Mistake] = [
         [
             "no key 'train.max_step'. The nearest key is train.max_steps.",
             "train.seed=x is not a whole number.",
-            "model.dropout=1.5 must be at least 0 and below 1.",
+            "model.dropout=1.5 must be between 0 and 0.99.",
             "'max steps' is not of the form key=value.",
         ],
     ),
@@ -67,9 +66,9 @@ REMEDY = re.compile(
 def wrong_inputs() -> list[str]:
     """Each rule of the tables broken in each way: ranges, choices, forms, types, names of keys."""
     found = [f"{key}=none-of-them" for key in CHOICES]
-    for key, allowed in RANGES.items():
-        found += [f"{key}={allowed.least - 1}", f"{key}=many"]
-        found += [f"{key}={allowed.most + 1}"] * math.isfinite(allowed.most)
+    for key, (least, most) in RANGES.items():
+        found += [f"{key}={least - 1}", f"{key}=many"]
+        found += [f"{key}={most + 1}"] * (most < 1e16)  # above, a float has no next one
         found += [f"{key}=nan"] * (KEYS[key].startswith("float"))
     found += [f"{key}=A B" for key in PATTERNS] + [f"{key}=''" for key in PATHS]
     found += [f"{key}=a,b" for key in TEXT_KEYS]

@@ -137,7 +137,7 @@ def test_the_run_is_named_after_its_text():
         ("optim.freeze=*.wte.*", "is not a list of texts"),
         ("train.seed=" + "9" * 5000, "(5000 characters) is not a whole number."),
         ("optim.weight_decay=" + "9" * 401, "(401 characters) is not a number."),
-        ("model.n_layer=1" + "0" * 30, "must be at least 1 and at most 10000."),
+        ("model.n_layer=1" + "0" * 30, "must be between 1 and 10000."),
         ("run.name=null", "run.name=null is not a text."),
         ("run.name=${run.nam}", "run.name: Interpolation key 'run.nam' not found."),
         ("run.name=" + "\u00fc" * 128, "Write 'run.name="),

@@ -100,9 +100,9 @@ def test_a_limit_leaves_time_for_the_last_snapshot(monkeypatch):
     ("words", "sentence"),
     [
         (["snapshot.every=sometimes"], "snapshot.every=sometimes is not a whole number."),
-        (["snapshot.every=0"], "snapshot.every=0 must be at least 1 and"),
+        (["snapshot.every=0"], "snapshot.every=0 must be between 1 and 1000000000."),
         (["snapshot.every=1.5"], "snapshot.every=1.5 is not a whole number."),
-        (["snapshot.every_minutes=0"], "must be above 0 and at most 1000000, or null."),
+        (["snapshot.every_minutes=0"], "must be between 1e-09 and 1000000, or null."),
         (["snapshot.every_minutes=5", "snapshot.every=7"], "snapshot.every=7 has no effect with"),
         (["hub.milestone_every=99"], "is not a multiple of snapshot.every=250"),
     ],
