@@ -41,8 +41,8 @@ from planning.kernels import (
     without_moving,
 )
 from training.distributed.accelerator import (
-    DDP_OPTIONS,
     REDUCE_DTYPES,
+    DdpOptions,
     grads_in_buckets,
     reducing_in,
     set_communication,
@@ -342,7 +342,7 @@ def _replicated(model: nn.Module, shape: Shape, tracker: LiveBytes) -> Distribut
     """Wrap the model for DDP; a communication hook replaces the all-reduce of the fake group."""
     dtype = REDUCE_DTYPES[shape.reduce_dtype]
     before = len(tracker.log.lifetimes)
-    replicated = DistributedDataParallel(model, init_sync=False, **DDP_OPTIONS.to_kwargs())
+    replicated = DistributedDataParallel(model, init_sync=False, **DdpOptions().to_kwargs())
     for lifetime in tracker.log.lifetimes[before:]:
         lifetime.kind = "buffers"
 

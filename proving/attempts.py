@@ -25,18 +25,20 @@ from typing import Any
 
 import torch.distributed as dist
 
-from proving.session import ProvenSession, load_config_of
-from proving.task import Outcome, Task, read_facts
-from training.distributed.launcher import (
+from proving.environment import (
     changed_environment,
     for_attempt,
     for_helpers,
+    replace_environment,
+)
+from proving.session import ProvenSession, load_config_of
+from proving.task import Outcome, Task, read_facts
+from training.distributed.launcher import (
     is_local_main_process,
     is_main_process,
     launched,
     machine_number,
     on_cpu,
-    replace_environment,
     started_processes,
 )
 from training.run.command import run_command

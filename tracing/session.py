@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from config.compose import load_config
 from config.schema import Config, ConfigError
 from snapshot.disk.folder import snapshot_folders, snapshots_in
 from tracing.collectives import rows_of, table
-from training.distributed.launcher import silence_profiler
 from training.exits import EXIT_DONE
 from training.run.session import Session
 from training.run.stopping import Due
@@ -51,7 +51,8 @@ class TracedSession(Session):
 
     def steps(self) -> Iterator[int]:
         """The profiled steps."""
-        silence_profiler()
+        # The profiler's C++ logger (USDT:..., STAGE:...) reads its level at the first profile only.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         on_gpu = self.accelerator.device.type == "cuda"
         handler = ProfileKwargs(
             activities=["cpu", "cuda"] if on_gpu else ["cpu"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,7 +20,6 @@ import torch
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DataLoaderConfiguration,
-    DistributedDataParallelKwargs,
     DynamoBackend,
     GradientAccumulationPlugin,
     ParallelismConfig,
@@ -39,7 +38,6 @@ from config.schema import (
     refuse_uneven_chunks,
 )
 from data.split import Split
-from model.causal_lm import CausalLMConfig
 from model.context import Context
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
@@ -50,10 +48,9 @@ from training.distributed.launcher import (
     fp8_recipe,
     fsdp_requested,
     is_on,
+    is_one_machine,
     on_cpu,
-    processes_here,
     requested_precision,
-    started_processes,
 )
 from training.distributed.processes import init_processes, refuse_broken_launch
 from training.distributed.sharing import (
@@ -69,21 +66,40 @@ COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "c
 """The environment variable from which inductor takes a compiler, and the names it looks for."""
 
 
-@dataclass
-class DdpOptions(DistributedDataParallelKwargs):
-    """accelerate's options for DDP, and more. With gloo torch refuses its bf16 hook by name."""
+MIB = 2**20
+BUCKET_MIB, LARGEST_BUCKET_MIB = 25, 250
+"""DDP's own bucket size, and the largest between machines."""
+BUCKETS = 8
+"""The least number of buckets between machines: the last one is sent after the backward pass."""
+REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+"""By `run.reduce_dtype`, the dtype in which processes send and add up gradients."""
 
-    forward_sync_buffers: bool = True
-    """torch's new name of `broadcast_buffers`, of which accelerate 1.15 has the old one alone."""
+
+@dataclass(frozen=True)
+class DdpOptions:
+    """What accelerate calls DDP with, in place of its `DistributedDataParallelKwargs`.
+
+    accelerate 1.15 lacks torch's new name of `broadcast_buffers`; torch refuses bf16 over gloo.
+    """
+
+    bucket_mib: int = BUCKET_MIB
     in_bf16: bool = False
     """Whether processes send and add up gradients in bf16."""
 
-    def to_dict(self, ignore_keys: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Like accelerate's method: what DDP is called with."""
-        return super().to_dict(("comm_hook", "comm_wrapper", "comm_state_option", "in_bf16"))
+    def to_kwargs(self) -> dict[str, Any]:
+        """DDP's arguments.
+
+        Gradients are views of the buckets that DDP sends: otherwise each exists twice. Buffers are
+        constants here (masks, rotations), equal on all processes: DDP sends them once.
+        """
+        return {
+            "bucket_cap_mb": self.bucket_mib,
+            "gradient_as_bucket_view": True,
+            "forward_sync_buffers": False,
+        }
 
     def register_comm_hook(self, model: Any) -> None:
-        """Like accelerate's method."""
+        """Have DDP reduce in bf16 if asked. With gloo, torch refuses its own hook by name."""
         if self.in_bf16:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -92,19 +108,6 @@ class DdpOptions(DistributedDataParallelKwargs):
                 return bf16_compress_hook(group, bucket)
 
             model.register_comm_hook(None, reduce_in_bf16)
-
-
-DDP_OPTIONS = DdpOptions(gradient_as_bucket_view=True, forward_sync_buffers=False)
-"""Gradients are views of the buckets that DDP sends. Otherwise each gradient exists twice. Buffers
-are constants here (masks, rotations), equal on all processes: DDP sends them once, at its start."""
-MIB = 2**20
-BUCKET_MIB = 25
-"""DDP's own bucket size."""
-LARGEST_BUCKET_MIB = 250
-BUCKETS = 8
-"""The least number of buckets between machines: the last one is sent after the backward pass."""
-REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
-"""By `run.reduce_dtype`, the dtype in which processes send and add up gradients."""
 
 
 class Sizes(ParallelismConfig):
@@ -120,36 +123,11 @@ class Sizes(ParallelismConfig):
         return self.dp_shard_size > 1 or not self.cp_enabled
 
 
-CHECKED_STEPS = 3
-"""The steps, with the pass that orders DDP's buckets, in which buffers are compared. The update of
-the first may change them."""
-HELD = (
-    "session.save writes the snapshots, which hold weights, optimizer state and RunState "
-    "(snapshot/disk/state.py). Keep what has to last in one of these: as a parameter of the model, "
-    "a float32 tensor of the optimizer's state, or a field of RunState."
-)
-
-
-def _refused(why: str, remedy: str) -> Callable[..., Any]:
-    """A method of accelerate's Accelerator that has no use in a run: it raises ConfigError."""
-
-    def refuse(*_: Any, **options: Any) -> None:
-        raise ConfigError(f"accelerator.{why}. {remedy}")
-
-    return refuse
-
-
 class Accelerator(accelerate.Accelerator):
     """accelerate's Accelerator, which starts half a second faster without FSDP.
 
     accelerate 1.15 looks for sharded tensors in every run, and imports their module for that.
     """
-
-    _buffers: dict[str, Tensor]
-    """Copies of the buffers of a model of our own, before the first forward pass."""
-    _checked = 0
-    """How many times the buffers have been compared with them."""
-    _step_is_over = True
 
     def _prepare_cp(self, *args: Any) -> tuple[Any, ...]:
         """In place of accelerate's method: `configure_wrapping` has shared out the positions.
@@ -172,37 +150,13 @@ class Accelerator(accelerate.Accelerator):
         if tensor_size(self) > 1:
             for model in self._models:
                 unwrapped(self, model).mark_cuts()
-        self._buffers = {name: one.clone() for name, one in self._own_buffers()}
         return prepared
-
-    def _own_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers of a model of our own, by name."""
-        for model in self._models:
-            bare = unwrapped(self, model)
-            # Some of transformers' models have buffers that follow the length.
-            if isinstance(bare, LanguageModel) and not isinstance(bare.config, CausalLMConfig):
-                yield from bare.named_buffers()
-
-    def _refuse_changed_buffers(self) -> None:
-        """Raise ConfigError for a buffer that training changes."""
-        self._checked += 1
-        for name, one in self._own_buffers():
-            before = self._buffers.setdefault(name, one.clone())  # or a cache that is just made
-            if not torch.equal(one, before.to(one.device)):
-                raise ConfigError(
-                    f"training changes the buffer {name} of the model, and snapshots hold its "
-                    "parameters alone: a run that resumes would begin with another one. Compute "
-                    "it from the batch, or make it a parameter that is trained."
-                )
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Like accelerate's method; processes that share matrices also add up parts of gradients.
 
         Those are of parameters that each of them has whole, but uses for its positions alone.
         """
-        if self._step_is_over and self._checked < CHECKED_STEPS:
-            self._refuse_changed_buffers()
-        self._step_is_over = self.sync_gradients
         super().backward(loss, **options)
         if tensor_size(self) == 1 or not self.sync_gradients:
             return
@@ -210,10 +164,6 @@ class Accelerator(accelerate.Accelerator):
             group = unwrapped(self, model).tensors
             assert group is not None, "configure_wrapping has shared the matrices"
             group.sum_gradients([one for one in model.parameters() if one.cut.summed])
-
-    register_for_checkpointing = _refused("register_for_checkpointing has no effect here", HELD)
-    save_state = _refused("save_state saves nothing that a run resumes from", HELD)
-    load_state = _refused("load_state would undo what a run resumes from", HELD)
 
     @property
     def seed_index(self) -> int:
@@ -282,7 +232,7 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     The Accelerator reads the accelerate config file itself. Raises ConfigError for entries of that
     file that cannot be honoured, and for a tracker that is not installed.
     """
-    check_installed(config.run.tracker or [])
+    _refuse_missing(config.run.tracker or [])
     init_processes(timedelta(seconds=config.run.start_timeout_seconds))
     return {
         "cpu": on_cpu(),
@@ -290,33 +240,14 @@ def accelerator_options(config: Config) -> dict[str, Any]:
         "log_with": config.run.tracker,
         "project_dir": config.run.dir,
         "mixed_precision": effective_precision(),
-        "dynamo_plugin": dynamo_plugin(),
+        # None: as the config file says.
+        "dynamo_plugin": TorchDynamoPlugin(backend="no") if why_not_compiled() else None,
         "dataloader_config": DataLoaderConfiguration(split_batches=True, non_blocking=True),
         "gradient_accumulation_plugin": GradientAccumulationPlugin(
             sync_with_dataloader=False,
             sync_each_batch=fsdp_requested() and config.run.sync_each_micro_batch,
         ),
     }
-
-
-def choose_float32(accelerator: accelerate.Accelerator, run: RunConfig) -> None:
-    """Let products of float32 numbers use TF32 if `run.tf32` says so.
-
-    Raises ConfigError where there are no such products.
-    """
-    if not run.tf32:
-        return
-    if accelerator.device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
-        raise ConfigError(
-            "run.tf32=true needs an NVIDIA GPU of compute capability 8.0 (Ampere) or later, and "
-            f"this process computes on {accelerator.device.type}. Leave it out."
-        )
-    if accelerator.mixed_precision != "no":
-        raise ConfigError(
-            f"run.tf32=true has no effect with mixed_precision: {requested_precision()}, "
-            "whose products have fewer bits. Set mixed_precision: no, or leave it out."
-        )
-    torch.set_float32_matmul_precision("high")
 
 
 def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:
@@ -340,21 +271,34 @@ def check_configuration(accelerator: Accelerator, config: Config) -> None:
     refuse_uneven_chunks(config, context_size(accelerator))
     refuse_configuration(accelerator, config)
     accelerator.gradient_accumulation_steps = split_of(accelerator, config.train).accumulation
-    if refusal := _why_not_reduced(accelerator, config.run):
-        raise ConfigError(refusal)
-    choose_float32(accelerator, config.run)
+    for refusal in (_why_not_reduced(accelerator, config.run), _why_no_tf32(accelerator, config)):
+        if refusal is not None:
+            raise ConfigError(refusal)
+    if config.run.tf32:
+        torch.set_float32_matmul_precision("high")
 
 
-def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
-    """Raise ConfigError for a model that the processes cannot divide as the config file says."""
-    refuse_other_blocks(accelerator, model)
-    refuse_model(accelerator, model, config)
+def _why_no_tf32(accelerator: Accelerator, config: Config) -> str | None:
+    """Why products cannot use TF32 although `run.tf32` says so; else None."""
+    if not config.run.tf32:
+        return None
+    if accelerator.device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
+        return (
+            "run.tf32=true needs an NVIDIA GPU of compute capability 8.0 (Ampere) or later, and "
+            f"this process computes on {accelerator.device.type}. Leave it out."
+        )
+    if accelerator.mixed_precision != "no":
+        return (
+            f"run.tf32=true has no effect with mixed_precision: {requested_precision()}, "
+            "whose products have fewer bits. Set mixed_precision: no, or leave it out."
+        )
+    return None
 
 
 def _why_not_reduced(accelerator: Accelerator, run: RunConfig) -> str | None:
     """Why gradients cannot be reduced as `run` says; None if they can."""
-    key = f"run.reduce_dtype={run.reduce_dtype}"
-    if run.reduce_dtype != "float32" and accelerator.mixed_precision == "fp16":
+    key, in_16_bits = f"run.reduce_dtype={run.reduce_dtype}", run.reduce_dtype != "float32"
+    if in_16_bits and accelerator.mixed_precision == "fp16":
         return (
             f"{key} cannot be used with mixed_precision: fp16, which is for GPUs without bf16. "
             "Leave it out, or set mixed_precision: bf16."
@@ -366,20 +310,32 @@ def _why_not_reduced(accelerator: Accelerator, run: RunConfig) -> str | None:
             "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
             "fsdp_offload_params: true shards on the CPU. Leave one of them out."
         )
-    several = accelerator.gradient_accumulation_steps > 1
-    in_16_bits = replicas(accelerator) > 1 or not run.sync_each_micro_batch
-    if run.reduce_dtype != "float32" and several and in_16_bits:
+    micro_batches = accelerator.gradient_accumulation_steps
+    sends_later = replicas(accelerator) > 1 or not run.sync_each_micro_batch
+    if in_16_bits and micro_batches > 1 and sends_later:
         return (
             f"{key}: with hybrid sharding or run.sync_each_micro_batch=false FSDP would also add "
-            f"up the {accelerator.gradient_accumulation_steps} micro-batches of a step in 16 bits. "
-            "Use float32, or a larger train.micro_batch_size without accumulation."
+            f"up the {micro_batches} micro-batches of a step in 16 bits. Use float32, or a larger "
+            "train.micro_batch_size without accumulation."
         )
     return None
 
 
-def dynamo_plugin() -> TorchDynamoPlugin | None:
-    """`dynamo_plugin` for the Accelerator: None keeps that of the config file; otherwise "no"."""
-    return None if why_not_compiled() is None else TorchDynamoPlugin(backend="no")
+def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
+    """Raise ConfigError for a model that the processes cannot divide as the config file says.
+
+    Without fsdp_transformer_layer_cls_to_wrap, accelerate shards the blocks that the model names.
+    """
+    plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
+    named = [] if plugin is None else plugin.transformer_cls_names_to_wrap
+    blocks = sorted(model._no_split_modules)
+    if named and sorted(named) != blocks:
+        raise ConfigError(
+            "the accelerate config file says fsdp_transformer_layer_cls_to_wrap: "
+            f"{','.join(named)}. This model's blocks are of the class {','.join(blocks)}: remove "
+            "the entry."
+        )
+    refuse_model(accelerator, model, config)
 
 
 def why_not_compiled() -> str | None:
@@ -392,10 +348,10 @@ def why_not_compiled() -> str | None:
     return f"there is no compiler ({' or '.join(names)}) on this machine"
 
 
-def check_installed(names: list[str]) -> None:
+def _refuse_missing(trackers: list[str]) -> None:
     """Raise ConfigError for a name that is no installed tracker of accelerate's."""
     installed = sorted(str(tracker) for tracker in get_available_trackers())
-    for name in names:
+    for name in trackers:
         if name not in installed:
             raise ConfigError(
                 f"run.tracker={name} is not installed, or not supported by accelerate. Installed: "
@@ -423,23 +379,6 @@ def grads_in_buckets(model: nn.Module) -> bool:
     """
     # When the whole model is compiled, the compiler wraps DDP.
     return any(isinstance(module, DistributedDataParallel) for module in model.modules())
-
-
-def refuse_other_blocks(accelerator: accelerate.Accelerator, model: LanguageModel) -> None:
-    """Raise ConfigError if the accelerate config file names other blocks than the model's.
-
-    Without that entry, accelerate shards the blocks that the model itself names.
-    """
-    named = (
-        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap if accelerator.is_fsdp2 else ()
-    )
-    blocks = sorted(model._no_split_modules)
-    if named and sorted(named) != blocks:
-        raise ConfigError(
-            "the accelerate config file says fsdp_transformer_layer_cls_to_wrap: "
-            f"{','.join(named)}. This model's blocks are of the class {','.join(blocks)}: remove "
-            "the entry."
-        )
 
 
 def syncs_each_micro_batch(accelerator: accelerate.Accelerator) -> bool:
@@ -512,9 +451,7 @@ def configure_wrapping(
     if accelerator.is_fsdp2:
         _configure_fsdp(accelerator, model, run)
     else:
-        accelerator.ddp_handler = ddp_options(
-            gradient_bytes(model), run.reduce_dtype, processes_here() < started_processes()
-        )
+        accelerator.ddp_handler = ddp_options(model, run.reduce_dtype, not is_one_machine())
 
 
 def _configure_fsdp(
@@ -538,22 +475,17 @@ def _configure_fsdp(
         plugin.mixed_precision_policy = reducing_in(dtype, MixedPrecisionPolicy())
 
 
-def gradient_bytes(model: nn.Module) -> int:
-    """Bytes of the gradients of all trained parameters."""
-    return sum(one.nbytes for one in model.parameters() if one.requires_grad)
-
-
-def ddp_options(size: int, reduce_dtype: str, between_machines: bool) -> Any:
-    """DDP's options for gradients of so many bytes.
+def ddp_options(model: nn.Module, reduce_dtype: str, between_machines: bool) -> DdpOptions:
+    """DDP's options for the gradients of a model.
 
     Between machines a message waits longer for its turn than inside one, so its buckets grow with
     the model: an eighth of the gradients, so that most of them travel during the backward pass.
     """
-    options: Any = DDP_OPTIONS
     bucket = BUCKET_MIB
     if between_machines:
+        size = sum(one.nbytes for one in model.parameters() if one.requires_grad)
         bucket = min(max(bucket, size // BUCKETS // MIB), LARGEST_BUCKET_MIB)
-    return replace(options, bucket_cap_mb=bucket, in_bf16=reduce_dtype == "bf16")
+    return DdpOptions(bucket, reduce_dtype == "bf16")
 
 
 def reducing_in(dtype: torch.dtype, policy: Any) -> Any:

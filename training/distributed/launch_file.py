@@ -6,8 +6,9 @@ Otherwise accelerate or torch would ignore them silently and train something els
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
@@ -30,25 +31,163 @@ from training.distributed.launcher import (
 
 CONFIG_FILE = "The accelerate config file"
 FP8_CAPABILITY = (8, 9)
-FOREIGN_ENGINES = {
-    "ACCELERATE_USE_DEEPSPEED": (
-        f"{CONFIG_FILE} requests DEEPSPEED, which keeps the optimizer's state in a format of its "
-        "own, so a snapshot would fit no other shape. distributed_type: FSDP shards as ZeRO stage "
-        "3 does: docs/parallelism.md has its entries for those of DeepSpeed."
+OFF = ("", "FALSE", "F", "NO", "N", "OFF", "0")
+
+
+class Entry(NamedTuple):
+    """An entry of the accelerate config file that has few right values."""
+
+    variable: str
+    """The environment variable in which the launcher hands it on."""
+    right: tuple[str, ...]
+    """The values that are honoured, in capitals; "" where the launcher sets none."""
+    sentence: str
+    """What follows `CONFIG_FILE`, with its value as {}."""
+
+
+RECOMPUTES = (
+    "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and pass "
+    "model.activation_checkpointing=true to train.py."
+)
+OF_ALL = (
+    Entry(
+        "ACCELERATE_USE_DEEPSPEED",
+        OFF,
+        "requests DEEPSPEED, which keeps the optimizer's state in a format of its own, so a "
+        "snapshot would fit no other shape. distributed_type: FSDP shards as ZeRO stage 3 does: "
+        "docs/parallelism.md has its entries for those of DeepSpeed.",
     ),
-    "ACCELERATE_USE_MEGATRON_LM": (
-        f"{CONFIG_FILE} requests MEGATRON_LM, which has models and a loop of its own. Use "
-        "distributed_type: FSDP with parallelism_config_tp_size for its tensor parallelism and "
+    Entry(
+        "ACCELERATE_USE_MEGATRON_LM",
+        OFF,
+        "requests MEGATRON_LM, which has models and a loop of its own. Use distributed_type: FSDP "
+        "with parallelism_config_tp_size for its tensor parallelism and "
         "parallelism_config_cp_size for long sequences. Pipeline stages are not supported: they "
         "need a loop in which each process computes some of the blocks, for one micro-batch after "
-        "another."
+        "another.",
     ),
-    "ACCELERATE_USE_SAGEMAKER": (
-        f"{CONFIG_FILE} requests SageMaker, whose launcher is not supported. Use "
-        "distributed_type: MULTI_GPU (DDP) or FSDP, on machines that you start yourself."
+    Entry(
+        "ACCELERATE_USE_SAGEMAKER",
+        OFF,
+        "requests SageMaker, whose launcher is not supported. Use distributed_type: MULTI_GPU "
+        "(DDP) or FSDP, on machines that you start yourself.",
     ),
-}
-"""A sentence for what belongs to another engine, by the variable of accelerate's launcher."""
+    Entry(
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+        ("", "1", "AUTO"),
+        "says gradient_accumulation_steps: {}. Accumulation follows from train.global_batch_size "
+        "and train.micro_batch_size: remove the entry.",
+    ),
+)
+OF_FP8 = (
+    Entry(
+        "ACCELERATE_FP8_BACKEND",
+        ("", "AO", "NO"),
+        "says fp8_config backend: {}. Only torchao is supported: set AO.",
+    ),
+    Entry(
+        "ACCELERATE_FP8_RECIPE_NAME",
+        ("", *(recipe.upper() for recipe in RECIPES)),
+        f"says fp8_config recipe_name: {{}}. torchao's are {', '.join(RECIPES)}.",
+    ),
+)
+FSDP_VERSION = Entry(
+    "FSDP_VERSION",
+    ("2",),
+    "says fsdp_version: {}. Version 1 flattens parameters, which a snapshot cannot hold: set "
+    "fsdp_version: 2, as in accelerate_configs/fsdp.yaml.",
+)
+OF_FSDP = (
+    Entry(
+        "FSDP_AUTO_WRAP_POLICY",
+        ("TRANSFORMER_BASED_WRAP",),
+        "says fsdp_auto_wrap_policy: {}. Only wrapping block by block keeps the whole model out "
+        "of memory: set TRANSFORMER_BASED_WRAP.",
+    ),
+    Entry(
+        "FSDP_ACTIVATION_CHECKPOINTING",
+        OFF,
+        f"says fsdp_activation_checkpointing: {{}}. {RECOMPUTES}",
+    ),
+    Entry(
+        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+        OFF,
+        f"says fsdp_activation_checkpointing_offload: {{}}. {RECOMPUTES}",
+    ),
+    Entry(
+        "FSDP_IGNORED_MODULES",
+        ("", "NONE"),
+        "says fsdp_ignored_modules: {}. The gradients of those modules would not be reduced over "
+        "processes. Remove it.",
+    ),
+    Entry(
+        "FSDP_RESHARD_AFTER_FORWARD",
+        ("", "TRUE", "FALSE"),
+        "says fsdp_reshard_after_forward: {}. Version 2 takes true (less memory) or false (less "
+        "communication).",
+    ),
+    Entry(
+        "FSDP_SHARDING_STRATEGY",
+        ("", "FULL_SHARD", "1"),
+        "says fsdp_sharding_strategy: {}. It belongs to version 1 and would be ignored. Version 2 "
+        "has fsdp_reshard_after_forward and parallelism_config: see "
+        "accelerate_configs/fsdp_hybrid.yaml.",
+    ),
+    Entry(
+        "FSDP_FORWARD_PREFETCH",
+        OFF,
+        "says fsdp_forward_prefetch: {}. It belongs to version 1 and would be ignored; version 2 "
+        "always prefetches. Remove it.",
+    ),
+    Entry(
+        "FSDP_BACKWARD_PREFETCH",
+        ("", "NONE", "BACKWARD_PRE"),
+        "says fsdp_backward_prefetch: {}. Version 2 always uses BACKWARD_PRE. Remove it.",
+    ),
+)
+FSDP_OFFLOADS = Entry(
+    "FSDP_OFFLOAD_PARAMS",
+    OFF,
+    "says fsdp_offload_params: {}. With mixed_precision: fp16, gradients on the CPU may be scaled "
+    "before the scale has arrived from the GPU. Set mixed_precision to bf16 or no.",
+)
+SEQUENCES = Entry(
+    "PARALLELISM_CONFIG_SP_SIZE",
+    ("", "1"),
+    "says parallelism_config_sp_size: {}. DeepSpeed's sequence parallelism is not supported: set "
+    "it to 1. parallelism_config_cp_size shares sequences.",
+)
+
+
+def refusals() -> list[str]:
+    """A sentence for each entry of the accelerate config file that cannot be honoured."""
+    found = [*_ignored_by_launcher(), *_too_few_gpus(), *_several_numbers_of_machines()]
+    found += _wrong(OF_ALL)
+    if fp8_recipe() is not None:
+        found += [*_wrong(OF_FP8), *_gpus_without_fp8()]
+    parallel = is_on("ACCELERATE_USE_PARALLELISM_CONFIG")
+    if fsdp_requested():
+        if too_old := [*_wrong([FSDP_VERSION])]:  # the other entries are then of version 1
+            return found + too_old
+        found += _wrong(OF_FSDP)
+        if requested_precision() == "fp16" and not on_cpu():
+            found += _wrong([FSDP_OFFLOADS])
+        if parallel:
+            found += [*_wrong([SEQUENCES]), *_wrong_sizes()]
+    elif parallel:
+        found.append(
+            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP, which all of "
+            "its sizes need, tensor parallelism alone included: set it, with fsdp_version: 2, as "
+            "in accelerate_configs/tp.yaml, cp.yaml and fsdp_hybrid.yaml. For DDP, remove it."
+        )
+    return found
+
+
+def _wrong(entries: Iterable[Entry]) -> Iterator[str]:
+    for entry in entries:
+        value = env_var(entry.variable)
+        if value.upper() not in entry.right:
+            yield f"{CONFIG_FILE} {entry.sentence.format(value or 'nothing')}"
 
 
 def _read_by_launcher() -> tuple[Any, Any] | None:
@@ -71,10 +210,10 @@ def _read_by_launcher() -> tuple[Any, Any] | None:
     return options, file
 
 
-def _ignored_by_launcher() -> list[str]:
+def _ignored_by_launcher() -> Iterator[str]:
     """A sentence for the options that `accelerate launch` ignores silently."""
     if (read := _read_by_launcher()) is None:
-        return []
+        return
     options, file = read
 
     def either(name: str) -> Any:
@@ -89,26 +228,26 @@ def _ignored_by_launcher() -> list[str]:
         kind = f"distributed_type: {file.distributed_type.value}"
     processes, machines = int(either("num_processes") or 1), int(either("num_machines") or 1)
     if not launched() and (processes > 1 or machines > 1):
-        return [
+        yield (
             f"accelerate launch has num_machines: {machines} and num_processes: {processes}, but "
             f"starts one process that trains alone ({kind}). For several, set distributed_type: "
             "MULTI_GPU or FSDP, with use_cpu: true on CPUs, as in "
             "accelerate_configs/ddp_cpu.yaml; for one, --num_machines 1 --num_processes 1."
-        ]
+        )
+        return
     gpu_ids = str(either("gpu_ids") or "all")
     several = launched() and gpu_ids == "all"
     wanted = several or any(name.strip().isdigit() for name in gpu_ids.split(","))
     use_cpu = options.cpu or getattr(file, "use_cpu", False) or is_on("ACCELERATE_USE_CPU")
     if wanted and not use_cpu and on_cpu():
-        return [
+        yield (
             f"{CONFIG_FILE} requests GPUs ({kind}, gpu_ids: {gpu_ids}), but torch finds none. "
             "Check the driver (nvidia-smi), and that torch is built for it. For CPUs, use "
             "accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml."
-        ]
-    return []
+        )
 
 
-def _too_few_gpus() -> list[str]:
+def _too_few_gpus() -> Iterator[str]:
     """A sentence if the launcher starts more processes on this machine than it has GPUs.
 
     accelerate gives several processes the same GPU, which NCCL later refuses as "Duplicate GPU".
@@ -116,7 +255,7 @@ def _too_few_gpus() -> list[str]:
     """
     started_by, here = launcher(), processes_here()
     if started_by is None or on_cpu() or here <= (gpus := torch.accelerator.device_count()):
-        return []
+        return
     machines = max(1, started_processes() // here)
     if "accelerate" in Path(started_by.command[0]).name:
         key, value, most = "num_processes", started_processes(), gpus * machines
@@ -126,191 +265,68 @@ def _too_few_gpus() -> list[str]:
     visible = env_var("CUDA_VISIBLE_DEVICES")
     why = f" (CUDA_VISIBLE_DEVICES={visible}, which gpu_ids sets)" * bool(visible)
     have = "1 GPU is" if gpus == 1 else f"{gpus} GPUs are"
-    return [
+    yield (
         f"{key}: {value} starts {here} processes{each}, but {have} visible there{why}, and NCCL "
         f"takes one process for each. Launch with --{key} {most}, or make more GPUs visible."
-    ]
+    )
 
 
-def refusals() -> list[str]:
-    """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = _ignored_by_launcher() + _too_few_gpus() + _several_numbers_of_machines()
-    found += [sentence for name, sentence in FOREIGN_ENGINES.items() if is_on(name)]
-    if (recipe := fp8_recipe()) is not None:
-        found += _fp8_refusals(recipe)
-    steps = env_var("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    if steps not in ("1", "auto"):
-        found.append(
-            f"{CONFIG_FILE} says gradient_accumulation_steps: {steps}. Accumulation follows from "
-            "train.global_batch_size and train.micro_batch_size: remove the entry."
-        )
-    if fsdp_requested():
-        found += _fsdp_refusals()
-    elif is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        found.append(
-            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP, which all of "
-            "its sizes need, tensor parallelism alone included: set it, with fsdp_version: 2, as "
-            "in accelerate_configs/tp.yaml, cp.yaml and fsdp_hybrid.yaml. For DDP, remove it."
-        )
-    return found
-
-
-def _several_numbers_of_machines() -> list[str]:
+def _several_numbers_of_machines() -> Iterator[str]:
     """A sentence if machines could join and leave: the launcher's `--nnodes` is a range."""
     least, _, most = asked_machines().partition(":")
-    if most in ("", least):
-        return []
-    return [
-        f"--nnodes (PET_NNODES) is {least}:{most}: the number of machines must be one number. Stop "
-        "and start with another: any snapshot resumes in any shape."
-    ]
+    if most not in ("", least):
+        yield (
+            f"--nnodes (PET_NNODES) is {least}:{most}: the number of machines must be one number. "
+            "Stop and start with another: any snapshot resumes in any shape."
+        )
 
 
-def _fp8_refusals(recipe: str) -> list[str]:
-    """accelerate itself computes in fp16 on a GPU without fp8, after a warning."""
-    backend = env_var("ACCELERATE_FP8_BACKEND", "AO")
-    found = []
-    if backend.upper() not in ("AO", "NO"):
-        found.append(
-            f"{CONFIG_FILE} says fp8_config backend: {backend}. Only torchao is supported: set AO."
-        )
-    if recipe not in RECIPES:
-        found.append(
-            f"{CONFIG_FILE} says fp8_config recipe_name: {recipe}. torchao's are "
-            f"{', '.join(RECIPES)}."
-        )
+def _gpus_without_fp8() -> Iterator[str]:
+    """accelerate itself computes in fp16 there, after a warning. A CPU emulates fp8."""
     if on_cpu():
-        return found  # emulated
+        return
     kind = torch.accelerator.current_accelerator()
     if kind is None or kind.type != "cuda":
-        found.append(f"mixed_precision: fp8 needs a GPU of CUDA, and this is {kind}. Use bf16.")
-    elif (found_one := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
-        named, needed = (".".join(map(str, one)) for one in (found_one, FP8_CAPABILITY))
-        found.append(
+        yield f"mixed_precision: fp8 needs a GPU of CUDA, and this is {kind}. Use bf16."
+    elif (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
+        has, needed = (".".join(map(str, one)) for one in (capability, FP8_CAPABILITY))
+        yield (
             f"{CONFIG_FILE} says mixed_precision: fp8, which needs an NVIDIA GPU of compute "
             f"capability {needed} (Ada, Hopper) or later. {torch.cuda.get_device_name()} has "
-            f"{named}: set mixed_precision: bf16."
+            f"{has}: set mixed_precision: bf16."
         )
-    return found
 
 
-def _fsdp_refusals() -> list[str]:
-    version = env_var("FSDP_VERSION", "1")
-    if version != "2":
-        return [
-            f"{CONFIG_FILE} says fsdp_version: {version}. Version 1 flattens parameters, which a "
-            "snapshot cannot hold: set fsdp_version: 2, as in accelerate_configs/fsdp.yaml."
-        ]
-    wrapping = env_var("FSDP_AUTO_WRAP_POLICY", "NO_WRAP")
-    ignored = env_var("FSDP_IGNORED_MODULES", "None")
-    reshard = env_var("FSDP_RESHARD_AFTER_FORWARD", "true")
-    strategy = env_var("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
-    prefetch = env_var("FSDP_BACKWARD_PREFETCH", "None")
-    recomputes = (
-        "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and "
-        "pass model.activation_checkpointing=true to train.py."
-    )
-    # Each: whether the entry is right, its name without fsdp_, its value, and the remedy.
-    checks = [
-        (
-            wrapping.upper() == "TRANSFORMER_BASED_WRAP",
-            "auto_wrap_policy",
-            wrapping,
-            "Only wrapping block by block keeps the whole model out of memory: set "
-            "TRANSFORMER_BASED_WRAP.",
-        ),
-        *(
-            (not is_on(f"FSDP_{entry.upper()}"), entry, "true", recomputes)
-            for entry in ("activation_checkpointing", "activation_checkpointing_offload")
-        ),
-        (
-            ignored in ("None", ""),
-            "ignored_modules",
-            ignored,
-            "The gradients of those modules would not be reduced over processes. Remove it.",
-        ),
-        (
-            reshard.lower() in ("true", "false"),
-            "reshard_after_forward",
-            reshard,
-            "Version 2 takes true (less memory) or false (less communication).",
-        ),
-        (
-            strategy.upper() in ("FULL_SHARD", "1"),
-            "sharding_strategy",
-            strategy,
-            "It belongs to version 1 and would be ignored. Version 2 has "
-            "fsdp_reshard_after_forward and parallelism_config: see "
-            "accelerate_configs/fsdp_hybrid.yaml.",
-        ),
-        (
-            not is_on("FSDP_FORWARD_PREFETCH"),
-            "forward_prefetch",
-            "true",
-            "It belongs to version 1 and would be ignored; version 2 always prefetches. Remove it.",
-        ),
-        (
-            prefetch.upper() in ("NONE", "", "BACKWARD_PRE"),
-            "backward_prefetch",
-            prefetch,
-            "Version 2 always uses BACKWARD_PRE. Remove it.",
-        ),
-        (
-            not (is_on("FSDP_OFFLOAD_PARAMS") and requested_precision() == "fp16") or on_cpu(),
-            "offload_params",
-            "true",
-            "With mixed_precision: fp16, gradients on the CPU may be scaled before the scale has "
-            "arrived from the GPU. Set mixed_precision to bf16 or no.",
-        ),
-    ]
-    refused = [
-        f"{CONFIG_FILE} says fsdp_{entry}: {value}. {remedy}"
-        for is_right, entry, value, remedy in checks
-        if not is_right
-    ]
-    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        refused += _parallelism_refusals()
-    return refused
-
-
-def _parallelism_refusals() -> list[str]:
-    sizes = {
-        name: int(env_var(f"PARALLELISM_CONFIG_{name.upper()}", "1"))
-        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-    }
+def _wrong_sizes() -> Iterator[str]:
+    """Sentences for a `parallelism_config` that cannot be honoured."""
     entry = "parallelism_config"
-    found = []
-    if (size := sizes["sp_size"]) != 1:
-        found.append(
-            f"{CONFIG_FILE} says {entry}_sp_size: {size}. DeepSpeed's sequence parallelism is not "
-            f"supported: set it to 1. {entry}_cp_size shares sequences."
-        )
+    names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+    sizes = {name: int(env_var(f"{entry}_{name}".upper(), "1")) for name in names}
     # The launcher sets its default, allgather, for a file that says nothing.
     read = _read_by_launcher()
     written = {} if read is None or read[1] is None else read[1].parallelism_config
     strategy = written.get(f"{entry}_cp_comm_strategy", "alltoall")
     if sizes["cp_size"] > 1 and strategy != "alltoall":
-        found.append(
+        yield (
             f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Processes that share a "
             "sequence exchange heads in attention: set it to alltoall, or remove the entry."
         )
     shard, shared = sizes["dp_shard_size"], sizes["cp_size"] * sizes["tp_size"]
-    product = math.prod(sizes.values())
+    processes = math.prod(sizes.values())
     if shard * shared < 2:
-        found.append(
+        yield (
             f"{CONFIG_FILE} says {entry}_dp_shard_size: {shard}. One shard is not sharded: set "
             "it to the number of GPUs in a machine, or use accelerate_configs/ddp.yaml."
         )
     elif shard < 2 <= sizes["dp_replicate_size"]:
-        found.append(
+        yield (
             f"{CONFIG_FILE} says {entry}_dp_replicate_size: {sizes['dp_replicate_size']} with "
             f"{entry}_{'cp' if sizes['cp_size'] > 1 else 'tp'}_size: {shared}, which needs "
             f"{entry}_dp_shard_size: 2 or more. Set {entry}_dp_replicate_size to 1, or shard."
         )
-    elif product != started_processes() and not found:
+    elif processes != started_processes() and sizes["sp_size"] == 1:
         named = [f"{entry}_{name}: {size}" for name, size in sizes.items() if size > 1]
-        found.append(
-            f"{CONFIG_FILE} says {' and '.join(named)}, which are {product} processes, but "
+        yield (
+            f"{CONFIG_FILE} says {' and '.join(named)}, which are {processes} processes, but "
             f"{started_processes()} run. Their product must be num_processes."
         )
-    return found

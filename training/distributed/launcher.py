@@ -1,14 +1,12 @@
-"""The launcher that started this process, and what it and the system provide.
+"""The launcher that started this process, and what its environment says.
 
-Only this file reads environment variables.
+Nothing else in a run reads environment variables.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,14 +16,6 @@ import torch
 
 from model.fp8 import TENSORWISE
 
-WORKERS_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-)
-"""What a launcher sets for each of its workers."""
-SHARDING_VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
-SHARDING_PREFIXES = ("FSDP_", "PARALLELISM_CONFIG_")
-"""What `accelerate launch` sets for several processes that share a model."""
 PROGRAMS = {"accelerate", "accelerate-launch", "torchrun"}
 MODULES = ("accelerate.commands.", "torch.")
 """Prefixes of the modules that `python -m` runs as a launcher."""
@@ -99,17 +89,14 @@ def is_main_process() -> bool:
 
 def restarts_left() -> int:
     """How often the launcher would still restart the processes after a failure."""
-    most, done = (
-        env_var("TORCHELASTIC_MAX_RESTARTS", "0"),
-        env_var("TORCHELASTIC_RESTART_COUNT", "0"),
-    )
-    return int(most) - int(done)
+    most = env_var("TORCHELASTIC_MAX_RESTARTS", "0")
+    return int(most) - int(env_var("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def asked_machines() -> str:
     """torchrun's `--nnodes`, which accelerate takes from PET_NNODES only: '4', '1:4', or empty."""
-    found = launcher()
-    words = () if found is None or not launched() else found.command
+    started_by = launcher()
+    words = () if started_by is None or not launched() else started_by.command
     for place, word in enumerate(words):
         name, has_value, value = word.partition("=")
         if name == "--nnodes":
@@ -131,81 +118,13 @@ def on_cpu() -> bool:
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 
-DRAWING = {"MPLBACKEND": "agg"}
-"""The import of matplotlib fails where this names a backend that is not installed, such as that of
-a notebook, which it names to all programs that it starts."""
-
-
 def draw_into_files() -> None:
-    """Have matplotlib import without a display."""
-    os.environ |= DRAWING
+    """Have matplotlib import without a display.
 
-
-def silence_profiler() -> None:
-    """Keep the progress lines of torch's profiler (USDT:..., STAGE:...) off the terminal.
-
-    Its C++ logger reads the level at the first profile, and no Python call sets it. A level that
-    the user has set stays.
+    Its import fails where MPLBACKEND names a backend that is not installed, such as that of a
+    notebook, which names it to all programs that it starts.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
-
-def for_attempt(port: int, alone: bool, in_float32: bool) -> dict[str, str]:
-    """The environment of a process that does this worker's part of another attempt.
-
-    Its processes meet at `port` of the first machine. `alone`, it is the only one of them, and
-    has the whole model. With `in_float32` it computes in that, whatever the config file says.
-    """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("TORCHELASTIC_")  # their launcher is another one
-    }
-    if launched():
-        kept["MASTER_PORT"] = str(port)
-    if alone:
-        others = (*WORKERS_VARIABLES, *SHARDING_VARIABLES)
-        kept = {
-            name: value
-            for name, value in kept.items()
-            if name not in others and not name.startswith(SHARDING_PREFIXES)
-        }
-    if in_float32:
-        kept["ACCELERATE_MIXED_PRECISION"] = "no"
-    return kept
-
-
-def for_helpers(root: Path) -> dict[str, str]:
-    """Variables for the processes of `multiprocessing` that serve this program in `root`.
-
-    They import from there, and not what a current folder has under the same name (seen with the
-    fork server of Python 3.11, which ignores sys.path). Semaphores of killed processes are removed
-    without a warning.
-    """
-    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
-    return {
-        "PYTHONSAFEPATH": "1",
-        **DRAWING,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(root), env_var("PYTHONPATH", "")))),
-        "PYTHONWARNINGS": ",".join(filter(None, (env_var("PYTHONWARNINGS", ""), quiet))),
-    }
-
-
-def replace_environment(variables: Mapping[str, str]) -> None:
-    """Give this process another environment."""
-    os.environ.clear()
-    os.environ.update(variables)
-
-
-@contextmanager
-def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """The environment with other variables, as long as a block runs."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        replace_environment(before)
+    os.environ["MPLBACKEND"] = "agg"
 
 
 @dataclass(frozen=True)
@@ -266,19 +185,10 @@ def launcher() -> Launcher | None:
 
 def seconds_since_launch() -> float:
     """Seconds since the launcher started, over all restarts; without one, since this process."""
-    found = launcher()
-    first = psutil.Process() if found is None else found.process
-    return seconds_since_start(first)
+    started_by = launcher()
+    return seconds_since_start(psutil.Process() if started_by is None else started_by.process)
 
 
 def seconds_since_start(process: psutil.Process) -> float:
-    """How long a process has existed. Raises psutil.NoSuchProcess if it may have ended.
-
-    psutil adds the time since the boot to the time of the boot, which Linux gives in whole seconds.
-    """
-    try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # another system
-        return time.time() - process.create_time()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), after the name
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    """How long a process has existed, to a second. Raises psutil.NoSuchProcess if it has ended."""
+    return time.time() - float(process.create_time())
