@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,14 +13,10 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from data.corpus import Corpus
-from model.family import LanguageModel, parameter_count
 from model.generate import BrokenModel, generate
 from model.head import summed_loss
-from model.sharded import reshard
 from training.distributed.accelerator import is_compiled, unwrapped
-from training.distributed.sharing import tensor_size
 from training.exits import TrainingStopped
-from training.memory import memory_left
 
 TOKENS, MOST_SECONDS = 400, 20.0
 TOGETHER = 16
@@ -62,7 +58,7 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
     bare_model = unwrapped(accelerator, model)
     beginning = corpus.prompt().astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
-    with _unsharded_blocks(accelerator, bare_model), _uncompiled(accelerator):
+    with _uncompiled(accelerator):
         drawn = generate(
             bare_model,
             prompt,
@@ -101,28 +97,3 @@ def _uncompiled(accelerator: Accelerator) -> contextlib.AbstractContextManager[o
     if not is_compiled(accelerator):
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
-
-
-@contextlib.contextmanager
-def _unsharded_blocks(accelerator: Accelerator, model: LanguageModel) -> Iterator[None]:
-    """If memory suffices, have FSDP gather each block once and not for every token."""
-    if not accelerator.is_fsdp2 or not accelerator.state.fsdp_plugin.reshard_after_forward:
-        yield
-        return
-    width = 4 if accelerator.mixed_precision == "no" else 2
-    free = torch.tensor([memory_left(accelerator.device)], device=accelerator.device)
-    weights = width * parameter_count(model) // tensor_size(accelerator)
-    if 2 * weights > accelerator.gather(free).min():
-        yield
-        return
-    _reshard_blocks_after_forward(model, False)
-    try:
-        yield
-    finally:
-        _reshard_blocks_after_forward(model, True)
-        reshard(model)
-
-
-def _reshard_blocks_after_forward(model: LanguageModel, value: bool) -> None:
-    for block in model.blocks:
-        block.set_reshard_after_forward(value)  # type: ignore[operator]

@@ -19,7 +19,7 @@ from config.schema import ConfigError, OptimConfig
 from model.family import LanguageModel
 from model.layout import is_frozen
 from optim.optimizers import OPTIMIZERS
-from optim.schedules import SCHEDULES, Schedule
+from optim.schedules import SCHEDULES
 from optim.sharing import Work, all_processes
 from training.distributed.accelerator import grads_in_buckets
 from training.distributed.launcher import on_cpu
@@ -43,20 +43,12 @@ def reseed(seed: int, step: int, process: int) -> None:
     np.random.seed(number % 2**32)
 
 
-def schedule_of(optim: OptimConfig) -> Schedule:
-    """The schedule that `optim.schedule` names. Raises ConfigError for an unknown name."""
-    if optim.schedule not in SCHEDULES:
-        raise ConfigError(f"optim.schedule={optim.schedule} must be {' or '.join(SCHEDULES)}.")
-    return SCHEDULES[optim.schedule]
-
-
 def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:
     """The learning rate of step 1..max_steps: linear warm-up from 0, then the schedule.
 
     Step `warmup_steps` has the full rate. After `last_full_step` it falls, down to
     `min_learning_rate` at `max_steps`. A run shorter than its warm-up ends within it.
     """
-    schedule = schedule_of(optim)
     if step <= optim.warmup_steps:
         return optim.learning_rate * step / optim.warmup_steps
     begin = last_full_step(optim, max_steps)
@@ -64,12 +56,14 @@ def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:
         return optim.learning_rate
     progress = 1.0 if step >= max_steps else (step - begin) / (max_steps - begin)
     most, least = optim.learning_rate, optim.min_learning_rate
-    return least + (most - least) * schedule.fall(progress)
+    return least + (most - least) * SCHEDULES[optim.schedule].fall(progress)
 
 
 def last_full_step(optim: OptimConfig, max_steps: int) -> int:
-    """The step after which the rate falls."""
-    if not schedule_of(optim).is_stable_first:
+    """The step after which the rate falls. Raises ConfigError for an unknown schedule."""
+    if optim.schedule not in SCHEDULES:
+        raise ConfigError(f"optim.schedule={optim.schedule} must be {' or '.join(SCHEDULES)}.")
+    if not SCHEDULES[optim.schedule].is_stable_first:
         return optim.warmup_steps
     return max(optim.warmup_steps, max_steps - round(optim.decay_fraction * max_steps))
 
@@ -123,8 +117,8 @@ def make_optimizer(
 
     `precision` is the name that accelerate gives it. Muon orthogonalizes in bf16 if that is bf16,
     otherwise in float32, because rounding would change the losses with the number of processes.
-    Raises ConfigError for a group with a rate of its own. So does an update with a parameter that
-    has no gradient, or is another one than at first.
+    Raises ConfigError for a group with a rate of its own. So does the first update with a parameter
+    that has no gradient, or is another one than at first; a snapshot refuses later changes.
     """
     layout = model.layout()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -139,8 +133,15 @@ def make_optimizer(
             )
     name_of = {parameter: name for name, parameter in layout.trained().items()}
     names = [[name_of[entry] for entry in group["params"]] for group in optimizer.param_groups]
+    is_checked = False
 
-    optimizer.register_step_pre_hook(lambda *_: _refuse_other_parameters(optimizer, names))
+    def check_first_update(*_: object) -> None:
+        nonlocal is_checked
+        if not is_checked:
+            _refuse_other_parameters(optimizer, names)
+        is_checked = True
+
+    optimizer.register_step_pre_hook(check_first_update)
     return optimizer
 
 

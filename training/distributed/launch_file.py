@@ -6,9 +6,9 @@ Otherwise accelerate or torch would ignore them silently and train something els
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
@@ -18,7 +18,6 @@ from model.fp8 import RECIPES
 from training.distributed.launcher import (
     asked_machines,
     env_var,
-    fp8_recipe,
     fsdp_requested,
     is_on,
     launched,
@@ -31,163 +30,111 @@ from training.distributed.launcher import (
 
 CONFIG_FILE = "The accelerate config file"
 FP8_CAPABILITY = (8, 9)
-OFF = ("", "FALSE", "F", "NO", "N", "OFF", "0")
-
-
-class Entry(NamedTuple):
-    """An entry of the accelerate config file that has few right values."""
-
-    variable: str
-    """The environment variable in which the launcher hands it on."""
-    right: tuple[str, ...]
-    """The values that are honoured, in capitals; "" where the launcher sets none."""
-    sentence: str
-    """What follows `CONFIG_FILE`, with its value as {}."""
-
-
+FOREIGN_ENGINES = {
+    "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED, which keeps the optimizer's state in a format of its "
+    "own, so a snapshot would fit no other shape. distributed_type: FSDP shards as ZeRO stage 3 "
+    "does: docs/parallelism.md has its entries for those of DeepSpeed.",
+    "ACCELERATE_USE_MEGATRON_LM": "MEGATRON_LM, which has models and a loop of its own. Use "
+    "distributed_type: FSDP with parallelism_config_tp_size for its tensor parallelism and "
+    "parallelism_config_cp_size for long sequences. Pipeline stages are not supported: they need a "
+    "loop in which each process computes some of the blocks, for one micro-batch after another.",
+    "ACCELERATE_USE_SAGEMAKER": "SageMaker, whose launcher is not supported. Use distributed_type: "
+    "MULTI_GPU (DDP) or FSDP, on machines that you start yourself.",
+}
+"""What the config file requests, and what to do instead, by the variable of the launcher."""
+OFF = "FALSE F NO N OFF 0"
 RECOMPUTES = (
     "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and pass "
     "model.activation_checkpointing=true to train.py."
 )
-OF_ALL = (
-    Entry(
-        "ACCELERATE_USE_DEEPSPEED",
-        OFF,
-        "requests DEEPSPEED, which keeps the optimizer's state in a format of its own, so a "
-        "snapshot would fit no other shape. distributed_type: FSDP shards as ZeRO stage 3 does: "
-        "docs/parallelism.md has its entries for those of DeepSpeed.",
+OF_VERSION_1 = "It belongs to version 1 and would be ignored"
+ENTRIES = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
+        "1 AUTO",
+        "Accumulation follows from train.global_batch_size and train.micro_batch_size: remove the "
+        "entry.",
     ),
-    Entry(
-        "ACCELERATE_USE_MEGATRON_LM",
-        OFF,
-        "requests MEGATRON_LM, which has models and a loop of its own. Use distributed_type: FSDP "
-        "with parallelism_config_tp_size for its tensor parallelism and "
-        "parallelism_config_cp_size for long sequences. Pipeline stages are not supported: they "
-        "need a loop in which each process computes some of the blocks, for one micro-batch after "
-        "another.",
+    "ACCELERATE_FP8_BACKEND": ("AO NO", "Only torchao is supported: set AO."),
+    "ACCELERATE_FP8_RECIPE_NAME": (
+        " ".join(RECIPES).upper(),
+        f"torchao's are {', '.join(RECIPES)}.",
     ),
-    Entry(
-        "ACCELERATE_USE_SAGEMAKER",
-        OFF,
-        "requests SageMaker, whose launcher is not supported. Use distributed_type: MULTI_GPU "
-        "(DDP) or FSDP, on machines that you start yourself.",
+    "FSDP_VERSION": (
+        "2",
+        "Version 1 flattens parameters, which a snapshot cannot hold: set fsdp_version: 2, as in "
+        "accelerate_configs/fsdp.yaml.",
     ),
-    Entry(
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-        ("", "1", "AUTO"),
-        "says gradient_accumulation_steps: {}. Accumulation follows from train.global_batch_size "
-        "and train.micro_batch_size: remove the entry.",
+    "FSDP_AUTO_WRAP_POLICY": (
+        "TRANSFORMER_BASED_WRAP",
+        "Only wrapping block by block keeps the whole model out of memory: set "
+        "TRANSFORMER_BASED_WRAP.",
     ),
-)
-OF_FP8 = (
-    Entry(
-        "ACCELERATE_FP8_BACKEND",
-        ("", "AO", "NO"),
-        "says fp8_config backend: {}. Only torchao is supported: set AO.",
+    "FSDP_ACTIVATION_CHECKPOINTING": (OFF, RECOMPUTES),
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": (OFF, RECOMPUTES),
+    "FSDP_IGNORED_MODULES": (
+        "NONE",
+        "The gradients of those modules would not be reduced over processes. Remove it.",
     ),
-    Entry(
-        "ACCELERATE_FP8_RECIPE_NAME",
-        ("", *(recipe.upper() for recipe in RECIPES)),
-        f"says fp8_config recipe_name: {{}}. torchao's are {', '.join(RECIPES)}.",
+    "FSDP_RESHARD_AFTER_FORWARD": (
+        "TRUE FALSE",
+        "Version 2 takes true (less memory) or false (less communication).",
     ),
-)
-FSDP_VERSION = Entry(
-    "FSDP_VERSION",
-    ("2",),
-    "says fsdp_version: {}. Version 1 flattens parameters, which a snapshot cannot hold: set "
-    "fsdp_version: 2, as in accelerate_configs/fsdp.yaml.",
-)
-OF_FSDP = (
-    Entry(
-        "FSDP_AUTO_WRAP_POLICY",
-        ("TRANSFORMER_BASED_WRAP",),
-        "says fsdp_auto_wrap_policy: {}. Only wrapping block by block keeps the whole model out "
-        "of memory: set TRANSFORMER_BASED_WRAP.",
-    ),
-    Entry(
-        "FSDP_ACTIVATION_CHECKPOINTING",
-        OFF,
-        f"says fsdp_activation_checkpointing: {{}}. {RECOMPUTES}",
-    ),
-    Entry(
-        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
-        OFF,
-        f"says fsdp_activation_checkpointing_offload: {{}}. {RECOMPUTES}",
-    ),
-    Entry(
-        "FSDP_IGNORED_MODULES",
-        ("", "NONE"),
-        "says fsdp_ignored_modules: {}. The gradients of those modules would not be reduced over "
-        "processes. Remove it.",
-    ),
-    Entry(
-        "FSDP_RESHARD_AFTER_FORWARD",
-        ("", "TRUE", "FALSE"),
-        "says fsdp_reshard_after_forward: {}. Version 2 takes true (less memory) or false (less "
-        "communication).",
-    ),
-    Entry(
-        "FSDP_SHARDING_STRATEGY",
-        ("", "FULL_SHARD", "1"),
-        "says fsdp_sharding_strategy: {}. It belongs to version 1 and would be ignored. Version 2 "
-        "has fsdp_reshard_after_forward and parallelism_config: see "
+    "FSDP_SHARDING_STRATEGY": (
+        "FULL_SHARD 1",
+        f"{OF_VERSION_1}. Version 2 has fsdp_reshard_after_forward and parallelism_config: see "
         "accelerate_configs/fsdp_hybrid.yaml.",
     ),
-    Entry(
-        "FSDP_FORWARD_PREFETCH",
+    "FSDP_FORWARD_PREFETCH": (OFF, f"{OF_VERSION_1}; version 2 always prefetches. Remove it."),
+    "FSDP_BACKWARD_PREFETCH": (
+        "NONE BACKWARD_PRE",
+        "Version 2 always uses BACKWARD_PRE. Remove it.",
+    ),
+    "FSDP_OFFLOAD_PARAMS": (
         OFF,
-        "says fsdp_forward_prefetch: {}. It belongs to version 1 and would be ignored; version 2 "
-        "always prefetches. Remove it.",
+        "With mixed_precision: fp16, gradients on the CPU may be scaled before the scale has "
+        "arrived from the GPU. Set mixed_precision to bf16 or no.",
     ),
-    Entry(
-        "FSDP_BACKWARD_PREFETCH",
-        ("", "NONE", "BACKWARD_PRE"),
-        "says fsdp_backward_prefetch: {}. Version 2 always uses BACKWARD_PRE. Remove it.",
+    "PARALLELISM_CONFIG_SP_SIZE": (
+        "1",
+        "DeepSpeed's sequence parallelism is not supported: set it to 1. "
+        "parallelism_config_cp_size shares sequences.",
     ),
-)
-FSDP_OFFLOADS = Entry(
-    "FSDP_OFFLOAD_PARAMS",
-    OFF,
-    "says fsdp_offload_params: {}. With mixed_precision: fp16, gradients on the CPU may be scaled "
-    "before the scale has arrived from the GPU. Set mixed_precision to bf16 or no.",
-)
-SEQUENCES = Entry(
-    "PARALLELISM_CONFIG_SP_SIZE",
-    ("", "1"),
-    "says parallelism_config_sp_size: {}. DeepSpeed's sequence parallelism is not supported: set "
-    "it to 1. parallelism_config_cp_size shares sequences.",
-)
+}
+"""By variable, the values that are honoured, in capitals, and what to do about others."""
+UNSET = {"FSDP_VERSION": "1", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
+"""What accelerate takes for a variable that is not set, if that is not right."""
+NAMES = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "ACCELERATE_FP8_BACKEND": "fp8_config backend",
+    "ACCELERATE_FP8_RECIPE_NAME": "fp8_config recipe_name",
+}
+"""Entries that are not named as their variable in small letters."""
 
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
     found = [*_ignored_by_launcher(), *_too_few_gpus(), *_several_numbers_of_machines()]
-    found += _wrong(OF_ALL)
-    if fp8_recipe() is not None:
-        found += [*_wrong(OF_FP8), *_gpus_without_fp8()]
-    parallel = is_on("ACCELERATE_USE_PARALLELISM_CONFIG")
-    if fsdp_requested():
-        if too_old := [*_wrong([FSDP_VERSION])]:  # the other entries are then of version 1
-            return found + too_old
-        found += _wrong(OF_FSDP)
-        if requested_precision() == "fp16" and not on_cpu():
-            found += _wrong([FSDP_OFFLOADS])
-        if parallel:
-            found += [*_wrong([SEQUENCES]), *_wrong_sizes()]
-    elif parallel:
-        found.append(
-            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP, which all of "
-            "its sizes need, tensor parallelism alone included: set it, with fsdp_version: 2, as "
-            "in accelerate_configs/tp.yaml, cp.yaml and fsdp_hybrid.yaml. For DDP, remove it."
-        )
+    engines = [why for variable, why in FOREIGN_ENGINES.items() if is_on(variable)]
+    found += [f"{CONFIG_FILE} requests {why}" for why in engines]
+    for variable, (right, remedy) in ENTRIES.items():
+        value = env_var(variable) or UNSET.get(variable, "")
+        if value and value.upper() not in right.split() and _is_read(variable):
+            name = NAMES.get(variable, variable.lower())
+            found.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
+    if requested_precision() == "fp8":
+        found += _gpus_without_fp8()
+    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        found += _wrong_sizes()
     return found
 
 
-def _wrong(entries: Iterable[Entry]) -> Iterator[str]:
-    for entry in entries:
-        value = env_var(entry.variable)
-        if value.upper() not in entry.right:
-            yield f"{CONFIG_FILE} {entry.sentence.format(value or 'nothing')}"
+def _is_read(variable: str) -> bool:
+    """Whether the value of a variable would change anything."""
+    if not variable.startswith(("FSDP_", "PARALLELISM_")):
+        return True
+    if variable == "FSDP_OFFLOAD_PARAMS" and (requested_precision() != "fp16" or on_cpu()):
+        return False
+    return fsdp_requested() and (variable == "FSDP_VERSION" or env_var("FSDP_VERSION") == "2")
 
 
 def _read_by_launcher() -> tuple[Any, Any] | None:
@@ -299,6 +246,13 @@ def _gpus_without_fp8() -> Iterator[str]:
 
 def _wrong_sizes() -> Iterator[str]:
     """Sentences for a `parallelism_config` that cannot be honoured."""
+    if not fsdp_requested():
+        yield (
+            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP, which all of "
+            "its sizes need, tensor parallelism alone included: set it, with fsdp_version: 2, as "
+            "in accelerate_configs/tp.yaml, cp.yaml and fsdp_hybrid.yaml. For DDP, remove it."
+        )
+        return
     entry = "parallelism_config"
     names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
     sizes = {name: int(env_var(f"{entry}_{name}".upper(), "1")) for name in names}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from training.distributed.accelerator import dynamo_plugin, why_not_compiled
+from training.distributed.accelerator import why_not_compiled
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,7 @@ def test_what_the_config_file_says_is_compiled(monkeypatch, backend, compilers, 
     found = why_not_compiled()
 
     assert (found is None) == (reason is None)
-    if reason is None:
-        assert dynamo_plugin() is None
-    else:
-        assert re.search(reason, found)
-        assert dynamo_plugin().backend == "NO"
+    assert reason is None or re.search(reason, found)
 
 
 def test_a_run_without_a_compiler_says_that_it_is_not_compiled(small, tmp_path):

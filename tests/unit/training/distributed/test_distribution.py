@@ -29,10 +29,7 @@ from optim.optimizers import OPTIMIZERS
 from snapshot.disk.model import model_config
 from tracked import tracked
 from training.distributed import launch_file, processes, sharing
-from training.distributed.accelerator import (
-    effective_precision,
-    refuse_other_blocks,
-)
+from training.distributed.accelerator import check_model, effective_precision
 from training.distributed.launcher import Launcher, fp8_recipe
 from training.distributed.processes import init_processes, refuse_broken_launch
 from training.distributed.sharing import refuse_shared_context
@@ -164,11 +161,12 @@ def test_what_fsdp_cannot_honour_is_refused(launched, states, tmp_path, entry, v
 def test_other_blocks_than_the_model_has_are_refused(named):
     plugin = SimpleNamespace(transformer_cls_names_to_wrap=named.split(","))
     state = SimpleNamespace(fsdp_plugin=plugin)
+    accelerator = SimpleNamespace(is_fsdp2=True, state=state, parallelism_config=None)
     model = GPT(GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=8))
     with pytest.raises(ConfigError, match="of the class Block: remove the entry"):
-        refuse_other_blocks(SimpleNamespace(is_fsdp2=True, state=state), model)
+        check_model(accelerator, model, Config())
     plugin.transformer_cls_names_to_wrap = ["Block"]
-    refuse_other_blocks(SimpleNamespace(is_fsdp2=True, state=state), model)
+    check_model(accelerator, model, Config())
 
 
 class Opaque(GPT):
@@ -485,7 +483,7 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
     assert "requests GPUs" in sentence
     assert "torch finds none" in sentence
     under_accelerate(words, processes, gpu=True)
-    assert launch_file._ignored_by_launcher() == []
+    assert list(launch_file._ignored_by_launcher()) == []
 
 
 @pytest.mark.parametrize(
@@ -508,14 +506,14 @@ def test_more_processes_than_gpus_are_refused(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     if sentence is None:
-        assert launch_file._too_few_gpus() == []
+        assert list(launch_file._too_few_gpus()) == []
         return
     (said,) = sentences(states)
     assert sentence in said
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert "(CUDA_VISIBLE_DEVICES=3,5, which gpu_ids sets)" in sentences(states)[0]
     monkeypatch.setattr(launch_file, "launcher", lambda: None)  # each may see a GPU of its own
-    assert launch_file._too_few_gpus() == []
+    assert list(launch_file._too_few_gpus()) == []
 
 
 @pytest.mark.parametrize(
@@ -533,7 +531,7 @@ def test_more_processes_than_gpus_are_refused(
 )
 def test_what_accelerate_honours_is_not_refused(under_accelerate, words, processes):
     under_accelerate(words, processes)
-    assert launch_file._ignored_by_launcher() == []
+    assert list(launch_file._ignored_by_launcher()) == []
 
 
 @pytest.mark.parametrize(

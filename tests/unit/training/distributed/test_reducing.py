@@ -10,9 +10,17 @@ from accelerate.utils import DistributedType
 
 from config.schema import Config, ConfigError, RunConfig
 from training.distributed import accelerator as accelerators
-from training.distributed.accelerator import DDP_OPTIONS, check_configuration, ddp_options
+from training.distributed.accelerator import check_configuration, ddp_options
 
 MIB = 2**20
+
+
+def model_of(size: int) -> torch.nn.Module:
+    """A model whose gradients have so many bytes; a frozen parameter has none."""
+    model = torch.nn.Module()
+    model.trained = torch.nn.Parameter(torch.empty(size // 4, device="meta"))
+    model.frozen = torch.nn.Parameter(torch.empty(MIB, device="meta"), requires_grad=False)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -25,11 +33,11 @@ MIB = 2**20
     ],
 )
 def test_buckets_grow_with_the_model_between_machines(size, between_machines, bucket):
-    assert ddp_options(size, "float32", between_machines).bucket_cap_mb == bucket
+    assert ddp_options(model_of(size), "float32", between_machines).bucket_mib == bucket
 
 
 def test_ddp_is_called_with_torchs_own_options_alone():
-    assert ddp_options(400 * MIB, "bf16", True).to_kwargs() == {
+    assert ddp_options(model_of(400 * MIB), "bf16", True).to_kwargs() == {
         "bucket_cap_mb": 50,
         "gradient_as_bucket_view": True,
         "forward_sync_buffers": False,
@@ -40,9 +48,8 @@ def test_ddp_is_called_with_torchs_own_options_alone():
 def test_a_hook_of_ddp_reduces_in_bf16_if_asked(dtype, hooks):
     found = []
     model = SimpleNamespace(register_comm_hook=lambda *one: found.append(one))
-    ddp_options(1, dtype, False).register_comm_hook(model)
+    ddp_options(model_of(4), dtype, False).register_comm_hook(model)
     assert len(found) == hooks
-    assert DDP_OPTIONS.in_bf16 is False
 
 
 def an_accelerator(precision="bf16", fsdp=True, replicas=1, offload=False):
@@ -107,34 +114,30 @@ def test_replicas_reduce_in_the_last_micro_batch_alone(last, each, expected):
     assert tuple(said[name] for name in names) == expected
 
 
-class Cuda:
-    """An accelerator with a GPU that no machine of the tests has."""
-
-    device = SimpleNamespace(type="cuda")
-    mixed_precision = "no"
-
-
 @pytest.mark.parametrize(
     ("device", "capability", "precision", "sentence"),
     [
         ("cpu", (9, 0), "no", "computes on cpu. Leave it out"),
         ("cuda", (7, 5), "no", "needs an NVIDIA GPU of compute capability 8.0"),
         ("cuda", (9, 0), "bf16", "has no effect with mixed_precision: bf16"),
+        ("cuda", (8, 0), "no", None),
     ],
 )
-def test_tf32_is_refused_where_there_is_none(monkeypatch, device, capability, precision, sentence):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-    one = SimpleNamespace(device=SimpleNamespace(type=device), mixed_precision=precision)
-    with pytest.raises(ConfigError, match=sentence):
-        accelerators.choose_float32(one, RunConfig(tf32=True))
-
-
-@pytest.mark.parametrize(("asked", "precisions"), [(False, []), (True, ["high"])])
-def test_tf32_is_a_choice_and_off_by_default(monkeypatch, asked, precisions):
+def test_tf32_is_a_choice_and_refused_where_there_is_none(
+    monkeypatch, device, capability, precision, sentence
+):
     said = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    accelerators.choose_float32(Cuda(), RunConfig(tf32=asked))
-    assert said == precisions
-    assert RunConfig().tf32 is False
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    one = an_accelerator(precision, fsdp=False)
+    one.device = SimpleNamespace(type=device)
+    check_configuration(one, Config())
+    assert said == []
+    config = Config(run=RunConfig(tf32=True))
+    if sentence is None:
+        check_configuration(one, config)
+        assert said == ["high"]
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        check_configuration(one, config)
