@@ -1,4 +1,4 @@
-"""Entries of the accelerate config file that are refused by name.
+"""Entries of the accelerate config file, and launches, that are refused by name.
 
 Otherwise accelerate or torch would ignore them silently and train something else.
 """
@@ -42,6 +42,7 @@ FOREIGN_ENGINES = {
     "MULTI_GPU (DDP) or FSDP, on machines that you start yourself.",
 }
 """What the config file requests, and what to do instead, by the variable of the launcher."""
+OF_EACH_PROCESS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OFF = "FALSE F NO N OFF 0"
 RECOMPUTES = (
     "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and pass "
@@ -113,7 +114,8 @@ NAMES = {
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = [*_ignored_by_launcher(), *_too_few_gpus(), *_several_numbers_of_machines()]
+    found = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus()]
+    found += _several_numbers_of_machines()
     engines = [why for variable, why in FOREIGN_ENGINES.items() if is_on(variable)]
     found += [f"{CONFIG_FILE} requests {why}" for why in engines]
     for variable, (right, remedy) in ENTRIES.items():
@@ -135,6 +137,21 @@ def _is_read(variable: str) -> bool:
     if variable == "FSDP_OFFLOAD_PARAMS" and (requested_precision() != "fp16" or on_cpu()):
         return False
     return fsdp_requested() and (variable == "FSDP_VERSION" or env_var("FSDP_VERSION") == "2")
+
+
+def _left_over() -> Iterator[str]:
+    """A sentence if the environment names several processes, and less than their launcher sets."""
+    values = {name: env_var(name) for name in OF_EACH_PROCESS}
+    missing = [name for name, value in values.items() if not value]
+    # accelerate takes a process with LOCAL_RANK for one of several, and no empty WORLD_SIZE.
+    is_one_of_several = started_processes() > 1 or values["LOCAL_RANK"]
+    if missing and (is_one_of_several or not env_var("WORLD_SIZE", "1")):
+        found = " and ".join(f"{name}={env_var(name)}" for name in values if name not in missing)
+        yield (
+            f"the environment has {found or 'WORLD_SIZE='}, as for one of several processes, but no "
+            f"{' and no '.join(missing)}. For one process, unset {' '.join(OF_EACH_PROCESS)}; for "
+            "several, start train.py with `accelerate launch`."
+        )
 
 
 def _read_by_launcher() -> tuple[Any, Any] | None:

@@ -59,7 +59,7 @@ def launched() -> bool:
 
 def started_processes() -> int:
     """How many processes the launcher started, on all machines."""
-    return int(env_var("WORLD_SIZE", "1"))
+    return int(env_var("WORLD_SIZE") or 1)
 
 
 def processes_here() -> int:
@@ -78,13 +78,13 @@ def machine_number() -> int:
 
 
 def is_local_main_process() -> bool:
-    """Whether this is the first process of its machine."""
-    return env_var("LOCAL_RANK", "0") == "0"
+    """Whether this is the first process of its machine; a shell may export another's LOCAL_RANK."""
+    return started_processes() == 1 or env_var("LOCAL_RANK", "0") == "0"
 
 
 def is_main_process() -> bool:
     """Whether this is the main process."""
-    return env_var("RANK", "0") == "0"
+    return started_processes() == 1 or env_var("RANK", "0") == "0"
 
 
 def restarts_left() -> int:

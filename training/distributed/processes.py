@@ -7,6 +7,8 @@ this file uses torch.distributed itself.
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, StoreUnreachable
 from training.distributed.launch_file import CONFIG_FILE, refusals
-from training.distributed.launcher import fsdp_requested, on_cpu, started_processes
+from training.distributed.launcher import fsdp_requested, launcher, on_cpu, started_processes
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, OutOfMemory, TrainingStopped
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 ARRIVAL_SECONDS = 0.02
 """How often the main process looks for the others at the start."""
+WAITING_SECONDS = 15.0
+"""When a process without a launcher says that it waits for others."""
 OF_THREADS = "threads"
 """The description of the group of threads. One may write for longer than a step's timeout."""
 LOST = (
@@ -62,12 +66,20 @@ def init_processes(timeout: timedelta) -> None:
     Call this before the Accelerator is created. `timeout` limits the wait for the other processes.
     Raises ConfigError that names the entry of the accelerate config file.
     """
-    refused = refusals()
-    if refused:
-        raise ConfigError("\n".join(refused))
-    if started_processes() == 1:
+    is_alone = launcher() is None  # as far as this process can see
+    if refused := refusals():
+        error = ConfigError("\n".join(refused))
+        error.reported_here = is_alone  # type: ignore[attr-defined]
+        raise error
+    if (processes := started_processes()) == 1:
         return
+    # The environment of a shell may name processes that nobody has started.
+    why_waiting = threading.Timer(WAITING_SECONDS, _say_what_is_awaited, [processes])
+    why_waiting.daemon = True
+    if is_alone:
+        why_waiting.start()
     store, rank, processes = fresh_store(timeout)
+    why_waiting.cancel()
     state = PartialState(
         # The launcher does not pass use_cpu to several processes.
         cpu=on_cpu(),
@@ -80,6 +92,14 @@ def init_processes(timeout: timedelta) -> None:
         # accelerate promotes only MULTI_GPU to FSDP and calls processes on CPUs MULTI_CPU. What
         # follows is torch's FSDP2 over gloo.
         state.distributed_type = DistributedType.MULTI_GPU
+
+
+def _say_what_is_awaited(processes: int) -> None:
+    text = (
+        f"waiting for all {processes} processes, which WORLD_SIZE and RANK name. If nobody has "
+        "started the others, stop this one and unset WORLD_SIZE, RANK and LOCAL_RANK."
+    )
+    print(text, file=sys.stderr, flush=True)
 
 
 def refuse_broken_launch(accelerator: Accelerator) -> None:
@@ -257,24 +277,20 @@ def run_on_all(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
 def decided_by_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
     """Run `work()` on the main process; its result, which JSON can hold, is that of all.
 
-    Every process must call this. When it fails, all end.
+    Every process must call this. When it fails, all end. The result travels as bytes in a tensor,
+    because accelerate's functions for objects pickle them.
     """
-    text = json.dumps(run_on_main(accelerator, work))
-    return cast(Result, json.loads(broadcast_text(accelerator, text)))
-
-
-def broadcast_text(accelerator: Accelerator, text: str | None) -> str:
-    """Return the main process's text on every process. Every process must call this.
-
-    The text travels as bytes in tensors, because accelerate's functions for objects pickle them.
-    """
-    content = (text or "").encode()
-    length = torch.tensor([len(content)], device=accelerator.device)
-    length = broadcast(length)
-    sent = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
+    content, problem = b"", None
+    if accelerator.is_main_process:
+        try:
+            content = json.dumps(work()).encode()
+        except Exception as error:
+            problem = error
+    length = raise_if_any_failed(accelerator, problem, len(content))
+    sent = torch.zeros(length, dtype=torch.uint8, device=accelerator.device)
     if accelerator.is_main_process:
         sent = torch.tensor(list(content), dtype=torch.uint8, device=accelerator.device)
-    return bytes(broadcast(sent).tolist()).decode()
+    return cast(Result, json.loads(bytes(broadcast(sent).tolist())))
 
 
 def equal_on_all(accelerator: Accelerator, digest: str) -> bool:
@@ -301,18 +317,21 @@ def _run_where(accelerator: Accelerator, here: bool, work: Callable[[], Result])
     return result
 
 
-def raise_if_any_failed(accelerator: Accelerator, problem: Exception | None) -> None:
+def raise_if_any_failed(
+    accelerator: Accelerator, problem: Exception | None, number: int = 0
+) -> int:
     """Raise the first process's problem there, and FailedElsewhere on all others.
 
     Every process must call this. The problem is marked `reported_here`: one process reports it.
+    Returns the main process's `number`.
     """
-    mine = [0, 0] if problem is None else [exit_code_for(problem), int(is_lasting(problem))]
-    all_codes = accelerator.gather(torch.tensor([mine], device=accelerator.device)).tolist()
-    failed = [process for process, (code, _) in enumerate(all_codes) if code]
-    if not failed:
-        return
-    if problem is not None and failed[0] == accelerator.process_index:
-        problem.reported_here = True  # type: ignore[attr-defined]
-        raise problem
-    code, for_good = all_codes[failed[0]]
-    raise FailedElsewhere(code, bool(for_good))
+    outcome = [0, 0] if problem is None else [exit_code_for(problem), int(is_lasting(problem))]
+    mine = torch.tensor([[*outcome, number]], device=accelerator.device)
+    of_all: list[list[int]] = accelerator.gather(mine).tolist()
+    for process, (code, lasts, _) in enumerate(of_all):
+        if code and problem is not None and process == accelerator.process_index:
+            problem.reported_here = True  # type: ignore[attr-defined]
+            raise problem
+        if code:
+            raise FailedElsewhere(code, bool(lasts))
+    return of_all[0][2]
