@@ -49,9 +49,9 @@ def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:
     Step `warmup_steps` has the full rate. After `last_full_step` it falls, down to
     `min_learning_rate` at `max_steps`. A run shorter than its warm-up ends within it.
     """
+    begin = last_full_step(optim, max_steps)
     if step <= optim.warmup_steps:
         return optim.learning_rate * step / optim.warmup_steps
-    begin = last_full_step(optim, max_steps)
     if step <= begin:
         return optim.learning_rate
     progress = 1.0 if step >= max_steps else (step - begin) / (max_steps - begin)

@@ -28,7 +28,6 @@ from snapshot.disk.model import ADAPTERS, model_config
 from snapshot.disk.save import begin_snapshot
 from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
 from snapshot.errors import SnapshotError, Unresumable
-from training.distributed.accelerator import Accelerator
 from training.run.pretrained import refuse_undescribed
 from training.step import last_full_step, learning_rate_at, make_optimizer, set_learning_rate
 
@@ -275,9 +274,10 @@ def added(model: GPT, optimizer: torch.optim.Optimizer) -> None:
         (added, r"train\.py changes which parameters the optimizer has \(add_param_group\)"),
     ],
 )
-def test_an_update_of_other_parameters_is_refused(change, words):
+def test_a_first_update_of_other_parameters_is_refused(change, words):
     model, optimizer = attempt("adamw")
-    update(model, optimizer, 1)
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
     change(model, optimizer)
     with pytest.raises(ConfigError, match=words):
         optimizer.step()
@@ -317,16 +317,6 @@ def test_a_snapshot_of_an_unknown_optimizer_is_refused(monkeypatch, tmp_path):
         folder = save(tmp_path, "Adagrad", model, optimizer)
     with pytest.raises(SnapshotError, match=r"optim\.name=Adagrad is not adamw or muon"):
         check_snapshot(folder)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_parameter_without_gradient_is_named_at_the_first_step(name):
-    model, optimizer = attempt(name)
-    ids = torch.zeros(1, 4, dtype=torch.int64)
-    model(ids, ids).backward()
-    model.transformer.h[1].mlp.c_fc.bias.grad = None
-    with pytest.raises(ConfigError, match=r"transformer\.h\.1\.mlp\.c_fc\.bias has no gradient"):
-        optimizer.step()
 
 
 def test_before_the_first_update_there_is_no_snapshot(tmp_path):
@@ -433,53 +423,6 @@ def test_a_size_that_config_json_lacks_is_refused(monkeypatch):
     monkeypatch.setattr(GPTConfig, "read", classmethod(lambda cls, content: None))
     with pytest.raises(ConfigError, match=r"GPTConfig\.read does not know what its config_json"):
         refuse_undescribed(config)
-
-
-def begun(changes) -> tuple[Accelerator, GPT, torch.optim.Optimizer]:
-    """A model with a buffer, prepared, whose forward pass `changes` it."""
-    model, optimizer = attempt("adamw")
-    model.register_buffer("mean", torch.zeros(8))
-    model.register_forward_pre_hook(changes)
-    accelerator = Accelerator(cpu=True)
-    return accelerator, *accelerator.prepare(model, optimizer)
-
-
-def averages(model: GPT, _: object) -> None:
-    model.mean += 1
-
-
-def caches(model: GPT, _: object) -> None:
-    model.register_buffer("cache", torch.ones(2))
-
-
-def compute(accelerator: Accelerator, model: GPT) -> None:
-    ids = torch.zeros(1, 4, dtype=torch.int64)
-    accelerator.backward(model(ids, ids))
-
-
-def test_a_buffer_that_training_changes_is_refused():
-    """In a forward pass, or between two steps; one that a forward pass makes and keeps is none."""
-    words = "training changes the buffer mean of the model, and snapshots hold its parameters alone"
-    with pytest.raises(ConfigError, match=words):
-        compute(*begun(averages)[:2])
-    accelerator, model, _ = begun(caches)
-    compute(accelerator, model)
-    model.mean += 1
-    with pytest.raises(ConfigError, match=words):
-        compute(accelerator, model)
-
-
-@pytest.mark.parametrize(
-    ("method", "remedy"),
-    [
-        ("register_for_checkpointing", "weights, optimizer state and RunState"),
-        ("save_state", "weights, optimizer state and RunState"),
-        ("load_state", "weights, optimizer state and RunState"),
-    ],
-)
-def test_what_accelerate_would_keep_is_refused_with_a_remedy(method, remedy):
-    with pytest.raises(ConfigError, match=rf"accelerator\.{method} .*{remedy}"):
-        getattr(Accelerator(cpu=True), method)("something")
 
 
 def test_a_changed_model_with_its_own_name_is_trained(monkeypatch, tmp_path):

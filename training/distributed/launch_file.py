@@ -146,9 +146,9 @@ def _left_over() -> Iterator[str]:
     # accelerate takes a process with LOCAL_RANK for one of several, and no empty WORLD_SIZE.
     is_one_of_several = started_processes() > 1 or values["LOCAL_RANK"]
     if missing and (is_one_of_several or not env_var("WORLD_SIZE", "1")):
-        found = " and ".join(f"{name}={env_var(name)}" for name in values if name not in missing)
+        found = [f"{name}={value}" for name, value in values.items() if value] or ["WORLD_SIZE="]
         yield (
-            f"the environment has {found or 'WORLD_SIZE='}, as for one of several processes, but no "
+            f"the environment has {' and '.join(found)}, as for one of several processes, but no "
             f"{' and no '.join(missing)}. For one process, unset {' '.join(OF_EACH_PROCESS)}; for "
             "several, start train.py with `accelerate launch`."
         )

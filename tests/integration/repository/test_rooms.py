@@ -86,7 +86,7 @@ ARROWS = {
         "training/reporting",
     },
     "planning": {"model", "optim", "config", "snapshot", "training", "data/split"},
-    "tracing": {"config", "training"},
+    "tracing": {"config", "training", "snapshot/disk/folder"},
     "proving": {
         "model",
         "data",

@@ -126,6 +126,13 @@ def states(monkeypatch):
     return made
 
 
+def name_processes(monkeypatch, processes: int) -> None:
+    """Set what a launcher sets for the first of several processes."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in {"WORLD_SIZE": str(processes), **place}.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Give this process the environment that accelerate's own launcher makes of a config file."""
@@ -135,7 +142,7 @@ def launched(monkeypatch):
         arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
         for name, value in prepare_multi_gpu_env(arguments).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("WORLD_SIZE", str(processes))  # which torch's launcher adds
+        name_processes(monkeypatch, processes)  # as torch's launcher does
 
     return launch
 
@@ -416,7 +423,7 @@ def under_accelerate(monkeypatch, tmp_path):
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
         monkeypatch.chdir(runs.ROOT)
         if processes > 1:
-            monkeypatch.setenv("WORLD_SIZE", str(processes))
+            name_processes(monkeypatch, processes)
 
     return launch
 
