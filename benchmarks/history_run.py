@@ -99,7 +99,7 @@ class Run:
 
     def metrics_of_an_upload(self) -> None:
         """What an upload sends of metrics.jsonl: all of it."""
-        from training.reporting.merging import metrics_up_to
+        from training.reporting.metrics import metrics_up_to
 
         self.carried = len(metrics_up_to(self.dir / "metrics.jsonl", self.steps))
 

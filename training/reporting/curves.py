@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from array import array
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 from config.schema import Config
 from training.distributed.launcher import draw_into_files
 from training.reporting.console import Console
-from training.reporting.metrics import Record, sample_metrics
+from training.reporting.metrics import figures_at, lines_from
 
 CURVES = "curves.png"
 MOST_POINTS = 500
@@ -19,40 +21,70 @@ LONGEST_TITLE = 80
 """Characters that fit into the width of the picture."""
 
 
-def draw_run(console: Console, config: Config, unit: str) -> None:
+class Losses:
+    """The losses of a run, read from its metrics.jsonl; each line is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.steps, self.train = array("q"), array("d")
+        """Steps, and their losses."""
+        self.held_out: list[tuple[int, float]] = []
+        """Step and loss of each evaluation."""
+
+    def read_on(self) -> None:
+        """Read the lines that were added since. Raises OSError and ConfigError."""
+        with open(self._path, "rb") as opened:
+            if os.fstat(opened.fileno()).st_size < self._read:  # somebody has removed lines
+                self._read = 0
+                self._clear()
+            for at, line in lines_from(opened, self._read):
+                if not line.endswith(b"\n"):
+                    break
+                self._read = at + len(line)
+                figures = figures_at(opened, at, line)
+                if figures["event"] == "train":
+                    self.steps.append(figures["step"])
+                    self.train.append(figures["loss"])
+                elif figures["event"] == "eval":
+                    self.held_out.append((figures["step"], figures["loss"]))
+
+
+def draw_run(losses: Losses, console: Console, config: Config, unit: str) -> None:
     """Draw curves.png. Only the main process calls this; a failure is a warning.
 
     `unit` is what a token is: a character, or a token.
     """
-    run_dir = Path(config.run.dir)
     try:
-        records = sample_metrics(run_dir / "metrics.jsonl", config.train.eval_every)
-        draw_curves(records, config.run.name, run_dir / CURVES, unit)
+        losses.read_on()
+        draw_curves(losses, config.run.name, Path(config.run.dir) / CURVES, unit)
     except Exception as error:  # a picture is not worth a run
         console.warn(f"{CURVES} was not drawn: {error}.")
 
 
-def draw_curves(records: list[Record], title: str, path: Path, unit: str = "token") -> None:
-    """Draw the train and eval events of a run into a PNG file, atomically."""
+def draw_curves(losses: Losses, title: str, path: Path, unit: str = "token") -> None:
+    """Draw the losses of a run into a PNG file, atomically."""
     draw_into_files()
     # Imported here because it takes a second, and only the end of a run needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    train = [record for record in records if record["event"] == "train"]
-    held_out = [record for record in records if record["event"] == "eval"]
     figure = Figure(figsize=(8, 4.5), dpi=120)  # a layout engine would draw everything twice
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.09, right=0.97, bottom=0.12, top=0.84)
-    axes.plot(*_averaged(train), color="tab:blue", linewidth=1, label="training")
+    averaged = _averaged(np.array(losses.steps), np.array(losses.train))
+    axes.plot(*averaged, color="tab:blue", linewidth=1, label="training")
+    held_out = losses.held_out
     axes.plot(
-        [r["step"] for r in held_out],
-        [r["loss"] for r in held_out],
+        [step for step, _ in held_out],
+        [loss for _, loss in held_out],
         color="tab:orange",
         marker="o",
         markersize=4,
-        label="held out" + (f", last {held_out[-1]['loss']:.3f}" if held_out else ""),
+        label="held out" + (f", last {held_out[-1][1]:.3f}" if held_out else ""),
     )
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss (nats per {unit})")
@@ -70,15 +102,13 @@ def draw_curves(records: list[Record], title: str, path: Path, unit: str = "toke
         partial.unlink(missing_ok=True)
 
 
-def _averaged(records: list[Record]) -> tuple[np.ndarray, np.ndarray]:
+def _averaged(steps: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean step and loss over groups of consecutive steps, because single steps are noisy.
 
     There are at most about `MOST_POINTS` groups.
     """
-    if not records:
-        return np.empty(0), np.empty(0)
-    steps = np.array([record["step"] for record in records])
-    losses = np.array([record["loss"] for record in records])
+    if not len(steps):
+        return steps, losses
     usual = -(-(steps[-1] - steps[0] + 1) // MOST_POINTS)
     begins = [0, *(np.flatnonzero(np.diff(steps) != 1) + 1), len(steps)]
     runs = [(a, b, max(1, round((b - a) / usual))) for a, b in pairwise(begins)]

@@ -1,7 +1,7 @@
 """metrics.jsonl: one JSON object a line, every step once, over all restarts of a run.
 
-The file grows with its run, so no start and no snapshot reads a long file completely. Steps only
-rise in it, so a bisection finds a step in about thirty short reads.
+Steps only rise in it. A start looks for its step from the end of the file, where few lines follow.
+The file travels with the store of its run; what is fetched from there is untrusted input.
 """
 
 from __future__ import annotations
@@ -10,30 +10,28 @@ import json
 import os
 import re
 import sys
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
+from common.printable import printable
 from config.schema import ConfigError
+from snapshot.errors import SnapshotError
+from store.records import LARGEST_BYTES, METRICS
 
 Record = dict[str, Any]
 KINDS = ("train", "eval", "sample")
 """The kinds of lines, in the order in which a step adds them."""
-MOST_PLACES = 100
-"""For a picture of a long run, lines are read around so many steps."""
-PLACE_BYTES = 3 << 10
-"""Bytes read before each of these steps: about twenty lines, whose mean is smooth enough."""
-COUNTED_AT_ONCE = 1 << 20
+BLOCK_BYTES = 1 << 20
+"""Bytes that are read at once, from the end of a file back."""
 HOLE = b"\0"
 """After a power loss a file may hold this where its content had not reached the disk."""
-LINE = re.compile(
-    rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]'
-    rb'(?:[^\n]*?"tokens_per_second": (\d[\d.e+-]*))?'
-)
+LINE = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
 """The beginning of a line as this file writes it; matching takes a fifth of the time of JSON."""
+LONGEST_LINE, LONGEST_SAMPLE_LINE = 8_192, 65_536
+NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
 
 
 def read_metrics(path: Path, after: int = 0) -> list[Record]:
@@ -45,137 +43,151 @@ def read_metrics(path: Path, after: int = 0) -> list[Record]:
         return []
     with open(path, "rb") as opened:
         begin = place_after(opened, after) if after else 0
-        return list(_records(opened, begin, path.stat().st_size))
-
-
-def sample_metrics(path: Path, eval_every: int) -> list[Record]:
-    """Event, step, loss and speed of lines for a picture, at a bounded cost for any file.
-
-    Returns all lines of a short file. From a long one it returns those just before evenly spaced
-    multiples of `eval_every`, where the evaluations are. Raises as `read_metrics` does.
-    """
-    with open(path, "rb") as opened:
-        size = os.fstat(opened.fileno()).st_size
-        if size <= MOST_PLACES * PLACE_BYTES:
-            return _with_loss(_records(opened, 0, size, figures_at))
-        last = _newest_step(opened, size)
-        records: list[Record] = []
-        before = place = 0
-        for step in _places(last, eval_every):
-            place = place_after(opened, step, place)
-            around = _lines_before(opened, place)
-            records += [record for record in around if before < record["step"]]
-            before = step
-        return records
-
-
-def _with_loss(records: Iterable[Record]) -> list[Record]:
-    """All but the samples."""
-    return [record for record in records if record["event"] != "sample"]
-
-
-def _newest_step(opened: BinaryIO, size: int) -> int:
-    return max((one["step"] for one in _lines_before(opened, size)), default=0)
-
-
-def _lines_before(opened: BinaryIO, end: int) -> list[Record]:
-    """The lines with a loss in `PLACE_BYTES` before an offset.
-
-    Where a sample fills these, in twice as many, and so on.
-    """
-    length = PLACE_BYTES
-    while True:
-        begin = _line_after(opened, max(0, end - length))[0]
-        found = _with_loss(_records(opened, begin, end, figures_at))
-        if found or length >= end:
-            return found
-        length *= 2
-
-
-def _places(last: int, eval_every: int) -> list[int]:
-    """Evenly spaced steps of a long run, most of them with an evaluation."""
-    apart = max(1, last // MOST_PLACES)
-    evaluated = eval_every
-    while evaluated < apart:  # doubling: probably evaluated also where eval_every was another
-        evaluated *= 2
-    steps = {*range(evaluated, last, evaluated), last // eval_every * eval_every, last}
-    if evaluated > 2 * apart:
-        steps.update(range(apart, last, apart))
-    return sorted(steps)
-
-
-def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
-    """The offset in an opened metrics file where the lines up to `step` end.
-
-    Half a line may follow, or the remains of lines that a power loss kept from the disk.
-    The search starts at `begin`, the beginning of a line of an earlier step or the same one. Raises
-    ConfigError for a line that is not a line of metrics.
-    """
-
-    def step_after(offset: int) -> int:
-        at, line = _line_after(opened, offset)
-        return step + 1 if _is_lost(line) else int(figures_at(opened, at, line)["step"])
-
-    size = os.fstat(opened.fileno()).st_size
-    offsets = range(begin, max(begin, size))
-    at, line = _line_after(opened, begin + bisect_right(offsets, step, key=step_after))
-    if _has_hole(line):  # the search has taken it for later; the lines behind it must be later, too
-        _refuse_earlier(opened, at, step)
-    return at
-
-
-def _place_of(opened: BinaryIO, step: int) -> tuple[int, int]:
-    """Where the lines of a step begin and end, up to the first that a power loss has damaged.
-
-    The bisection may pass over a damaged line: the evaluation, which follows the step's snapshot.
-    """
-    begin = place_after(opened, step - 1)
-    end = place_after(opened, step, begin)
-    opened.seek(begin)
-    lines = opened.read(end - begin)
-    if HOLE in lines:
-        end = begin + lines.rfind(b"\n", 0, lines.index(HOLE)) + 1
-    return begin, end
-
-
-def _is_lost(line: bytes) -> bool:
-    """Whether a line is not whole: its end was not written, or not before a power loss."""
-    return not line.endswith(b"\n") or _has_hole(line)
-
-
-def _has_hole(line: bytes) -> bool:
-    """Whether bytes of a line that this file wrote, which is ASCII, had not reached the disk."""
-    return HOLE in line and line.isascii()
-
-
-def _refuse_earlier(opened: BinaryIO, at: int, step: int) -> None:
-    """Raise ConfigError for the line at an offset if lines up to `step` follow it."""
-    opened.seek(at)
-    hole, offset = opened.readline(), opened.tell()
-    while line := opened.readline():
-        found = {} if _is_lost(line) else figures_at(opened, offset, line)
-        # Evaluation and sample of the step follow its snapshot, and are repeated.
-        if found and (found["step"], found["event"] != "train") <= (step, False):
-            _parsed(opened, at, hole)
-        offset += len(line)
+        return [
+            _parsed(opened, at, line)
+            for at, line in lines_from(opened, begin)
+            if line.endswith(b"\n")
+        ]
 
 
 def held_out_at(path: Path, step: int) -> float | None:
     """The held-out loss of a step, or None where the file has none. Raises ConfigError."""
-    if not path.exists():
-        return None
-    with open(path, "rb") as opened:
-        records = _records(opened, *_place_of(opened, step))
-        return next((float(r["loss"]) for r in records if r["event"] == "eval"), None)
+    records = _records_of(path, step)
+    return next((float(r["loss"]) for r in records if r["event"] == "eval"), None)
 
 
 def has_step(path: Path, step: int) -> bool:
     """Whether a metrics file has lines of a step. Raises ConfigError as `place_after` does."""
+    return bool(_records_of(path, step))
+
+
+def metrics_up_to(path: Path, step: int) -> bytes:
+    """The lines of the steps up to one, for an upload.
+
+    Raises OSError, and ConfigError if the file is no metrics file or too long to be uploaded.
+    """
     if not path.exists():
-        return False
+        return b""
     with open(path, "rb") as opened:
-        begin, end = _place_of(opened, step)
-        return end > begin
+        end = place_after(opened, step)
+        if end > LARGEST_BYTES[METRICS]:
+            raise ConfigError(f"{path} has {end:,} bytes, over the limit of an upload")
+        opened.seek(0)
+        return opened.read(end)
+
+
+def add_fetched(path: Path, fetched: Path, step: int) -> None:
+    """Put fetched lines up to `step` into a metrics file, in the place of its own of these steps.
+
+    Raises SnapshotError if that holds no metrics; the file then stays as it is.
+    """
+    partial, lines = path.with_name(f"{path.name}.new"), _checked(fetched, step)
+    try:
+        with open(partial, "wb") as merged:
+            for at, line in lines:
+                if not merged.tell():
+                    merged.write(metrics_up_to(path, at - 1))
+                merged.write(line)
+            merged.flush()
+            os.fsync(merged.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def place_after(opened: BinaryIO, step: int) -> int:
+    """The offset in an opened metrics file where the lines up to `step` end.
+
+    Half a line may follow, or the remains of lines that a power loss kept from the disk. Raises
+    ConfigError for a line that is not a line of metrics.
+    """
+    begin = os.fstat(opened.fileno()).st_size
+    while begin:
+        begin = max(0, begin - BLOCK_BYTES)
+        whole = ((at, line) for at, line in lines_from(opened, begin) if not _is_lost(line))
+        at, line = next(whole, (0, b""))
+        if line and figures_at(opened, at, line)["step"] <= step:
+            begin = at
+            break
+    place, lost = begin, None
+    for at, line in lines_from(opened, begin):
+        if _is_lost(line):
+            lost = lost or (at, line)
+            continue
+        found = figures_at(opened, at, line)
+        if found["step"] > step:
+            break
+        if lost is None:
+            place = at + len(line)
+        # Evaluation and sample of the step follow its snapshot, and are repeated.
+        elif (found["step"], found["event"] != "train") <= (step, False):
+            _parsed(opened, *lost)
+    return place
+
+
+def lines_from(opened: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin at an offset or later, and where they begin."""
+    opened.seek(max(0, offset - 1))
+    if offset:
+        offset += len(opened.readline()) - 1
+    while line := opened.readline():
+        yield offset, line
+        offset += len(line)
+
+
+def _records_of(path: Path, step: int) -> list[Record]:
+    """The lines of a step, up to the first that a power loss has damaged."""
+    if not path.exists():
+        return []
+    with open(path, "rb") as opened:
+        begin, end = place_after(opened, step - 1), place_after(opened, step)
+        lines = ((at, line) for at, line in lines_from(opened, begin) if at < end)
+        return [figures_at(opened, at, line) for at, line in lines]
+
+
+def _is_lost(line: bytes) -> bool:
+    """Whether a line is not whole: its end was not written, or not before a power loss."""
+    return not line.endswith(b"\n") or (HOLE in line and line.isascii())
+
+
+def _checked(fetched: Path, step: int) -> Iterator[tuple[int, bytes]]:
+    """Step and line of a fetched file up to a step, rewritten from their checked values."""
+    newest, seen = 0, set[str]()
+    with open(fetched, "rb") as opened:
+        while line := opened.readline(LONGEST_SAMPLE_LINE):
+            record = _record_in(line)
+            if record is None or not line.endswith(b"\n"):
+                raise SnapshotError(f"{fetched.name} holds a line that is not one of metrics")
+            at, kind = record["step"], record["event"]
+            if at > step:
+                return
+            newest, seen = (newest, seen) if at == newest else (at, set())
+            if at < newest or kind in seen:
+                raise SnapshotError(f"{fetched.name} has step {at} twice")
+            seen.add(kind)
+            yield at, as_line(record)
+
+
+def _record_in(line: bytes) -> Record | None:
+    """The record of an untrusted line; None if it is no line of metrics."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        return None
+    if not is_content(record) or (record["event"] != "sample" and len(line) > LONGEST_LINE):
+        return None
+    if any(NAME.fullmatch(name) is None or not _is_value(v) for name, v in record.items()):
+        return None
+    return {
+        name: printable(v, multiline=name == "text") if isinstance(v, str) else v
+        for name, v in record.items()
+    }
+
+
+def _is_value(value: Any) -> bool:
+    return value is None or isinstance(value, bool | str) or is_finite(value)
 
 
 def as_line(record: Record) -> bytes:
@@ -198,7 +210,7 @@ class MetricsFile:
         self.fault: str | None = None
         """Why the last write failed; None if it succeeded."""
         with open(path, "a+b") as opened:
-            self.size = opened.truncate(_place_of(opened, step)[1])
+            self.size = opened.truncate(place_after(opened, step))
 
     def append(self, records: Iterable[Record]) -> None:
         """Add lines. Those that the disk refuses wait."""
@@ -231,37 +243,12 @@ class MetricsFile:
             os.fsync(opened.fileno())
 
 
-def _line_after(opened: BinaryIO, offset: int) -> tuple[int, bytes]:
-    """The first line that begins at an offset or later, and where it begins."""
-    opened.seek(max(0, offset - 1))
-    begin = offset and offset - 1 + len(opened.readline())
-    return begin, opened.readline()
-
-
-def _records(
-    opened: BinaryIO,
-    begin: int,
-    end: int,
-    parse: Callable[[BinaryIO, int, bytes], Record] | None = None,
-) -> Iterator[Record]:
-    """The complete lines between two offsets; the first is the beginning of a line."""
-    opened.seek(begin)
-    for line in opened.read(max(0, end - begin)).split(b"\n")[:-1]:
-        yield (parse or _parsed)(opened, begin, line)
-        begin += len(line) + 1
-
-
 def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
-    """Event, step and loss of a line, and the speed if it has one; of a sample, its text."""
+    """Event, step and loss of a line; of a sample, its text."""
     if (ours := LINE.match(line)) is not None:
         with suppress(ValueError):  # such as 1.2.3
-            speed = {} if ours[4] is None else {"tokens_per_second": float(ours[4])}
-            return {
-                "event": ours[1].decode(),
-                "step": int(ours[2]),
-                "loss": float(ours[3]),
-                **speed,
-            }
+            if is_finite(loss := float(ours[3])):
+                return {"event": ours[1].decode(), "step": int(ours[2]), "loss": loss}
     return _parsed(opened, begin, line)
 
 
@@ -282,14 +269,11 @@ def _parsed(opened: BinaryIO, begin: int, line: bytes) -> Record:
         record = json.loads(line.decode())
         known = isinstance(record, dict) and type(record.get("step")) is int
         known = known and is_content(record)
-        known = known and is_finite(record.get("tokens_per_second", 0))
     except (ValueError, RecursionError):
         known = False
     if known:
         return record
-    opened.seek(0)
-    blocks = (min(COUNTED_AT_ONCE, begin - at) for at in range(0, begin, COUNTED_AT_ONCE))
-    number = 1 + sum(opened.read(size).count(b"\n") for size in blocks)
+    number = 1 + sum(1 for at, _ in lines_from(opened, 0) if at < begin)
     raise ConfigError(
         f"line {number} of {opened.name} is not a line of metrics. Remove it, or move the file "
         "out of run.dir; the run itself does not need it."

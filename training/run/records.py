@@ -24,8 +24,7 @@ from store.events import as_text, read_events
 from store.records import EVENTS, METRICS, fetch_records
 from training.reporting.console import Console
 from training.reporting.events import Events
-from training.reporting.merging import merge_metrics, metrics_up_to
-from training.reporting.metrics import has_step
+from training.reporting.metrics import add_fetched, has_step, metrics_up_to
 from training.reporting.proof import PROOF, read_proof
 
 
@@ -88,7 +87,7 @@ def fetch_missing(
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
             files = with_retries(lambda: fetch_records(contents, Path(folder)))
             if METRICS in files:
-                merge_metrics(run_dir / METRICS, files[METRICS], state.step)
+                add_fetched(run_dir / METRICS, files[METRICS], state.step)
             if EVENTS in files:
                 events.merge(files[EVENTS].read_bytes())
     except (SnapshotError, StoreError, ConfigError, OSError) as error:

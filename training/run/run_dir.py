@@ -76,9 +76,12 @@ def refuse_foreign(run_dir: Path) -> None:
 
 
 def holds_run(run_dir: Path) -> bool:
-    """Whether a run has written its configuration or a snapshot, damaged or not, to a folder."""
-    if config_in(run_dir) is not None:
-        return True
+    """Whether a run has written its configuration or a snapshot to a folder."""
+    return config_in(run_dir) is not None or has_snapshot(run_dir)
+
+
+def has_snapshot(run_dir: Path) -> bool:
+    """Whether a run has written a snapshot to a folder, damaged or not."""
     with suppress(SnapshotError):
         for folder in snapshot_folders(snapshots_in(run_dir)):
             with suppress(SnapshotError):

@@ -18,8 +18,7 @@ from store.events import LONGEST_TEXT, MOST_EVENTS, Event, as_text, parse_events
 from store.fetch import read_store
 from store.records import EVENTS, LARGEST_BYTES, METRICS, fetch_records
 from training.reporting.events import Events
-from training.reporting.merging import merge_metrics, metrics_up_to
-from training.reporting.metrics import read_metrics
+from training.reporting.metrics import add_fetched, metrics_up_to, read_metrics
 
 GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}
 
@@ -55,15 +54,16 @@ def test_an_upload_has_the_metrics_up_to_its_step(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("here", "there"),
-    [((1, 20), (1, 30)), ((1, 0), (1, 30)), ((11, 20), (1, 30)), ((25, 45), (1, 30))],
+    [((1, 20), (1, 30)), ((1, 0), (1, 30)), ((25, 45), (1, 30)), ((1, 20), (11, 45))],
 )
-def test_fetched_metrics_fill_what_this_disk_lacks(tmp_path, here, there):
+def test_fetched_metrics_take_the_place_of_those_of_this_disk(tmp_path, here, there):
+    """They are those of the snapshot, which was fetched, too."""
     path = history(tmp_path / "metrics.jsonl", *here, eval_every=10, loss=1.0)
     fetched = history(tmp_path / "fetched", *there, eval_every=10, loss=2.0)
-    merge_metrics(path, fetched, 30)
+    add_fetched(path, fetched, 30)
     whole = history(tmp_path / "whole", 1, 30, eval_every=10)
     assert places(path) == places(whole)
-    own = range(here[0], here[1] + 1)
+    own = range(here[0], there[0])
     for record in read_metrics(path):
         if record["event"] == "sample":
             assert record["text"] == SAMPLE
@@ -78,7 +78,7 @@ def test_a_step_evaluated_again_after_its_sample_is_merged_once(tmp_path):
     path.write_bytes(b"".join([*others, sample, evaluation]))
     fetched = tmp_path / "fetched"
     fetched.write_bytes(path.read_bytes())
-    merge_metrics(path, fetched, 30)
+    add_fetched(path, fetched, 30)
     assert path.read_bytes() == fetched.read_bytes()
 
 
@@ -111,7 +111,7 @@ def test_fetched_metrics_are_untrusted_input(tmp_path, line):
     fetched = tmp_path / "fetched"
     fetched.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     with pytest.raises(SnapshotError, match=r"not one of metrics|twice"):
-        merge_metrics(path, fetched, 30)
+        add_fetched(path, fetched, 30)
     assert path.read_bytes() == before
     assert sorted(found.name for found in tmp_path.iterdir()) == ["fetched", "metrics.jsonl"]
 
@@ -119,7 +119,7 @@ def test_fetched_metrics_are_untrusted_input(tmp_path, line):
 def test_fetched_control_characters_reach_no_terminal(tmp_path):
     fetched = tmp_path / "fetched"
     fetched.write_text(json.dumps({**GOOD, "hub_error": "\x1b[2J"}) + "\n")
-    merge_metrics(tmp_path / "metrics.jsonl", fetched, 30)
+    add_fetched(tmp_path / "metrics.jsonl", fetched, 30)
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["hub_error"] == r"\x1b[2J"
 
 

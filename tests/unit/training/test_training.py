@@ -19,7 +19,6 @@ from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
 from training.distributed.accelerator import Accelerator
 from training.reporting.console import Console
-from training.reporting.curves import draw_curves
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.report import Report, TrainingStopped
 from training.reporting.trackers import values_of
@@ -296,14 +295,6 @@ def test_a_metric_that_is_no_number_is_refused_at_once(tmp_path, name, value, wo
     with pytest.raises(ConfigError, match=words):
         report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {name: value})
     assert report.collected == []
-
-
-def test_curves_are_a_picture(tmp_path):
-    records = [{"event": "train", "step": s, "loss": 3 / s} for s in range(1, 2000)]
-    records.append({"event": "eval", "step": 1999, "loss": 0.1})
-    draw_curves(records, "$a run^^$", tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert os.listdir(tmp_path) == ["curves.png"]
 
 
 def test_json_lines_never_hold_what_is_no_json(tmp_path):

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 import runs
 from config.compose import load_config
 from config.schema import ConfigError
+from training.reporting import curves
 from training.reporting import metrics as metrics_file
 from training.reporting.console import Console
-from training.reporting.curves import draw_curves, draw_run
+from training.reporting.curves import Losses, draw_curves, draw_run
 from training.reporting.metrics import (
     MetricsFile,
     as_line,
@@ -24,7 +25,6 @@ from training.reporting.metrics import (
     held_out_at,
     place_after,
     read_metrics,
-    sample_metrics,
 )
 
 EVERY = 250
@@ -51,12 +51,19 @@ def history(path, steps: int, eval_every: int = EVERY, sample: str = "") -> list
     return evaluations
 
 
+def read(path) -> Losses:
+    """The losses in a file."""
+    losses = Losses(path)
+    losses.read_on()
+    return losses
+
+
 def test_a_start_and_a_snapshot_cost_the_same_at_any_length(tmp_path, monkeypatch):
     path, steps = tmp_path / "metrics.jsonl", 100_000
     history(path, steps)
     config = load_config([f"run.dir={tmp_path}", f"train.eval_every={EVERY}"])
     history(tmp_path / "short.jsonl", 10)
-    draw_curves(read_metrics(tmp_path / "short.jsonl"), "fonts and styles", tmp_path / "short.png")
+    draw_curves(read(tmp_path / "short.jsonl"), "fonts and styles", tmp_path / "short.png")
     parsed = 0
     loads = json.loads
 
@@ -71,7 +78,8 @@ def test_a_start_and_a_snapshot_cost_the_same_at_any_length(tmp_path, monkeypatc
         metrics = MetricsFile(path, steps - 500)
         metrics.append([{"event": "train", "step": steps - 499, "loss": 1.0}])
         metrics.flush()
-        draw_run(Console(True, steps, 0), config, "token")
+        losses = read(path)
+        draw_run(losses, Console(True, steps, 0), config, "token")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -151,41 +159,32 @@ def test_lines_that_stay_are_not_rewritten(tmp_path):
     assert [record["step"] for record in read_metrics(path)] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("sample", ["", "word " * 80, "\u4e2d" * 4_000])
-@pytest.mark.parametrize("eval_every", [1, 30, 250, 4_000, 10**9])
-def test_the_picture_of_a_long_run_has_its_course(tmp_path, eval_every, sample):
-    path, steps = tmp_path / "metrics.jsonl", 2_000 if len(sample) > 1_000 else 20_000
-    known = history(path, steps, eval_every, sample)
-    records = sample_metrics(path, eval_every)
-    taken = [record["step"] for record in records if record["event"] == "train"]
-    assert len(taken) < MOST_PARSED
-    assert taken == sorted(set(taken))
-    assert taken[-1] == steps
-    gaps = [after - before for before, after in zip([0, *taken], taken, strict=False)]
-    assert max(gaps) <= 2 * steps / metrics_file.MOST_PLACES
-    evaluated = [record for record in records if record["event"] == "eval"]
-    assert evaluated[-1] == known[-1]
-    assert len(evaluated) >= min(len(known), metrics_file.MOST_PLACES // 2)
-
-
-def test_evaluations_are_found_where_their_interval_was_another(tmp_path):
-    history(tmp_path / "metrics.jsonl", 20_000, eval_every=100)
-    for now in (200, 250, 1000):
-        records = sample_metrics(tmp_path / "metrics.jsonl", now)
-        assert sum(record["event"] == "eval" for record in records) >= 20
-
-
-def test_a_short_run_is_drawn_whole(tmp_path):
-    history(tmp_path / "metrics.jsonl", 300, eval_every=7)
+def test_the_picture_has_every_loss_and_each_line_is_read_once(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
-    known = ("event", "step", "loss", "tokens_per_second")
-    whole = [{key: r[key] for key in known if key in r} for r in read_metrics(path)]
-    assert sample_metrics(path, 250) == whole
+    evaluations = history(path, 300, eval_every=7, sample="a text")
+    losses, offsets = Losses(path), []
+    read_from = curves.lines_from
+    monkeypatch.setattr(
+        curves, "lines_from", lambda opened, at: offsets.append(at) or read_from(opened, at)
+    )
+    losses.read_on()
+    size = path.stat().st_size
+    with open(path, "ab") as opened:
+        opened.write(as_line({"event": "train", "step": 301, "loss": 0.5}) + b'{"event": "tr')
+    losses.read_on()
+    assert offsets == [0, size]
+    assert list(losses.steps) == list(range(1, 302))
+    assert losses.train[-1] == 0.5
+    assert losses.held_out == [(one["step"], one["loss"]) for one in evaluations]
+    path.write_bytes(as_line({"event": "train", "step": 1, "loss": 2.0}))  # begun anew
+    losses.read_on()
+    assert (list(losses.train), losses.held_out) == ([2.0], [])
 
 
 def test_curves_are_drawn_when_nobody_reads_the_output_any_more(tmp_path):
     history(tmp_path / "metrics.jsonl", 10)
-    draw_run(Console(False, 10, 0), load_config([f"run.dir={tmp_path}"]), "token")
+    config = load_config([f"run.dir={tmp_path}"])
+    draw_run(read(tmp_path / "metrics.jsonl"), Console(False, 10, 0), config, "token")
     assert (tmp_path / "curves.png").exists()
 
 
@@ -195,8 +194,11 @@ def test_curves_are_drawn_under_the_backend_of_a_notebook(tmp_path):
     program = (
         "from config.compose import load_config\n"
         "from training.reporting.console import Console\n"
-        "from training.reporting.curves import draw_run\n"
-        f"draw_run(Console(True, 10, 0), load_config(['run.dir={tmp_path}']), 'token')\n"
+        "from pathlib import Path\n"
+        "from training.reporting.curves import Losses, draw_run\n"
+        f"config = load_config(['run.dir={tmp_path}'])\n"
+        f"losses = Losses(Path('{tmp_path}/metrics.jsonl'))\n"
+        "draw_run(losses, Console(True, 10, 0), config, 'token')\n"
     )
     backend = "module://matplotlib_inline.backend_inline"
     result = runs.run([sys.executable, "-c", program], MPLBACKEND=backend)
@@ -209,7 +211,7 @@ def test_no_title_makes_a_warning(tmp_path, monkeypatch, title):
     figures = []
     monkeypatch.setattr(Figure, "savefig", saving_into(figures))
     history(tmp_path / "metrics.jsonl", 10)
-    draw_curves(read_metrics(tmp_path / "metrics.jsonl"), title, tmp_path / "curves.png")
+    draw_curves(read(tmp_path / "metrics.jsonl"), title, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     if title.isascii() and title.isprintable():
         assert figures[0].get_suptitle()[:70] == title[:70]
@@ -219,7 +221,7 @@ def test_the_last_figure_lies_on_no_curve(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", saving_into(figures))
     history(tmp_path / "metrics.jsonl", 1000)
-    draw_curves(read_metrics(tmp_path / "metrics.jsonl"), "run", tmp_path / "curves.png")
+    draw_curves(read(tmp_path / "metrics.jsonl"), "run", tmp_path / "curves.png")
     (axes,) = figures[0].axes
     assert not axes.texts
     legend = axes.get_legend()
