@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -49,33 +50,28 @@ SMALLER = (
 def check_fits(
     accelerator: Accelerator, model: LanguageModel, optim: OptimConfig, key: str | None = None
 ) -> None:
-    """Raise ConfigError where a process needs more memory than its share.
+    """Raise ConfigError where a process on a CPU needs more memory than its share.
 
-    Every process must call this. On a CPU, weights, gradients and optimizer state take its memory,
-    and FSDP's processes keep a shard of all of them. The check comes before the weights of the
-    `model` have values, because the system promises more memory than it has, and later kills the
-    process silently. `key` is the key and value that chose another model than our GPT.
+    Every process must call this. Weights, gradients and optimizer state take its memory, and FSDP's
+    processes keep a shard of all of them. The check comes before the weights of the `model` have
+    values, because the system promises more memory than it has, and later kills the process
+    silently. `key` is the key and value that chose another model than our GPT.
     """
-    sizes = model.config
     of_trained = 2 + moments_of(optim.name)  # times the bytes of its weight
-    chosen = f"model.n_layer={sizes.n_layer} and model.n_embd={sizes.n_embd} need"
-    what_needs = chosen if key is None else f"{key} needs"
+    parameters = model.parameters()
+    needed = sum(one.nbytes * (of_trained if one.requires_grad else 1) for one in parameters)
+    needed = int(needed) // (started_processes() if fsdp_requested() else 1)
 
     def check() -> None:
-        if not on_cpu():
-            return
-        needed = int(
-            sum(one.nbytes * (of_trained if one.requires_grad else 1) for one in model.parameters())
-        )
-        if fsdp_requested():
-            needed //= started_processes()
         left = memory_left(torch.device("cpu"), with_swap=True)
-        if needed > left:
-            processes = processes_here()
+        if on_cpu() and needed > left:
+            sizes, processes = model.config, processes_here()
+            chosen = f"model.n_layer={sizes.n_layer} and model.n_embd={sizes.n_embd} need"
             share = f", its share of {processes} processes," if processes > 1 else ""
             raise ConfigError(
-                f"{what_needs} {needed / 1e9:,.1f} GB of this machine's memory for each process, "
-                f"and {left / 1e9:,.1f} GB{share} are left, at any train.micro_batch_size. {PLAN}"
+                f"{chosen if key is None else f'{key} needs'} {needed / 1e9:,.1f} GB of this "
+                f"machine's memory for each process, and {left / 1e9:,.1f} GB{share} are left, at "
+                f"any train.micro_batch_size. {PLAN}"
             )
 
     run_on_all(accelerator, check)  # nobody takes memory before all have looked how much is left
@@ -102,11 +98,10 @@ def in_words(error: Exception, begun: bool) -> Exception:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error means that there is no more memory, of the machine or of a device."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
     if isinstance(error, RuntimeError):
         return FAILURES.search(str(error)) is not None
-    return isinstance(error, MemoryError)
+    lacks = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return lacks or isinstance(error, MemoryError)
 
 
 def memory_left(device: torch.device, with_swap: bool = False) -> int:
@@ -127,23 +122,16 @@ def available_memory(with_swap: bool = False, root: Path = Path("/")) -> int:
     The system kills a container or a Slurm job that exceeds its control group's limit, even when
     the machine has memory left. psutil only knows the machine.
     """
-    machine = psutil.virtual_memory().available
+    left = [psutil.virtual_memory().available]
     if with_swap:
-        machine += psutil.swap_memory().free
-    left = [
-        _left_in(group, *names)
-        for group in control_groups("memory", root)
-        for names in MEMORY_FILES
-    ]
-    return min([machine, *(each for each in left if each is not None)])
-
-
-def _left_in(group: Path, limit: str, use: str) -> int | None:
-    """Bytes that a control group can still allocate; None where it has no limit."""
-    try:
-        most, used = (int((group / name).read_text()) for name in (limit, use))
-        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # the other version, or "max"
-        return None
-    cache = (facts.get(f"total_{name}", facts.get(name, "0")) for name in FILE_CACHE)
-    return most - used + sum(map(int, cache))
+        left[0] += psutil.swap_memory().free
+    for group in control_groups("memory", root):
+        for limit, use in MEMORY_FILES:
+            # A file is missing in the other version, and a limit may be "max".
+            with suppress(OSError, ValueError):
+                most, used = (int((group / name).read_text()) for name in (limit, use))
+                lines = (group / "memory.stat").read_text().splitlines()
+                facts = dict(line.split() for line in lines)
+                cache = (int(facts.get(f"total_{name}", facts.get(name, 0))) for name in FILE_CACHE)
+                left.append(most - used + sum(cache))
+    return min(left)

@@ -52,14 +52,14 @@ from training.distributed.launcher import (
     on_cpu,
     requested_precision,
 )
-from training.distributed.processes import init_processes, refuse_broken_launch
+from training.distributed.processes import init_processes
 from training.distributed.sharing import (
     clip_shared,
     context_size,
     data_parallel_size,
-    refuse_configuration,
     refuse_model,
     tensor_size,
+    why_not_shared,
 )
 
 COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
@@ -264,16 +264,16 @@ def split_of(accelerator: accelerate.Accelerator, train: TrainConfig) -> Split:
 def check_configuration(accelerator: Accelerator, config: Config) -> None:
     """Derive gradient accumulation from the batch sizes and the data-parallel size; choose TF32.
 
-    Raises ConfigError where the launch is broken, a sequence or matrices cannot be divided, and
-    where gradients or products cannot be computed as `config.run` says.
+    Raises ConfigError where a sequence or matrices cannot be divided, and where gradients or
+    products cannot be computed as `config.run` says.
     """
-    refuse_broken_launch(accelerator)
     refuse_uneven_chunks(config, context_size(accelerator))
-    refuse_configuration(accelerator, config)
     accelerator.gradient_accumulation_steps = split_of(accelerator, config.train).accumulation
-    for refusal in (_why_not_reduced(accelerator, config.run), _why_no_tf32(accelerator, config)):
-        if refusal is not None:
-            raise ConfigError(refusal)
+    reasons = [_why_not_reduced(accelerator, config.run), _why_no_tf32(accelerator, config)]
+    if tensor_size(accelerator) > 1:
+        reasons.append(why_not_shared(config, requested_precision()))
+    if refusals := [reason for reason in reasons if reason is not None]:
+        raise ConfigError("\n".join(refusals))
     if config.run.tf32:
         torch.set_float32_matmul_precision("high")
 

@@ -127,6 +127,11 @@ def refusals() -> list[str]:
         found += _gpus_without_fp8()
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found += _wrong_sizes()
+    if fsdp_requested() and started_processes() == 1 and not found:
+        found.append(
+            f"{CONFIG_FILE} says distributed_type: FSDP with num_processes: 1. One process has "
+            "nothing to shard: use accelerate_configs/cpu.yaml or single_gpu.yaml."
+        )
     return found
 
 

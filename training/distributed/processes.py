@@ -24,7 +24,7 @@ from config.schema import ConfigError, RunConfig
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, StoreUnreachable
-from training.distributed.launch_file import CONFIG_FILE, refusals
+from training.distributed.launch_file import refusals
 from training.distributed.launcher import fsdp_requested, launcher, on_cpu, started_processes
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, OutOfMemory, TrainingStopped
 
@@ -88,6 +88,8 @@ def init_processes(timeout: timedelta) -> None:
         world_size=processes,
         timeout=timeout,
     )
+    # Processes that do not see each other would each train alone, and write the same run.
+    assert state.num_processes == processes, "accelerate has not connected the processes"
     if fsdp_requested() and on_cpu():
         # accelerate promotes only MULTI_GPU to FSDP and calls processes on CPUs MULTI_CPU. What
         # follows is torch's FSDP2 over gloo.
@@ -100,25 +102,6 @@ def _say_what_is_awaited(processes: int) -> None:
         "started the others, stop this one and unset WORLD_SIZE, RANK and LOCAL_RANK."
     )
     print(text, file=sys.stderr, flush=True)
-
-
-def refuse_broken_launch(accelerator: Accelerator) -> None:
-    """Raise ConfigError when the launcher's processes are not what its config file requests.
-
-    Such processes do not see each other: each would train alone and write the same run.
-    """
-    started = started_processes()
-    if started != accelerator.num_processes:
-        raise ConfigError(
-            f"the launcher started {started} processes, but each sees "
-            f"{accelerator.num_processes}. On a machine without GPUs the accelerate config file "
-            "needs 'use_cpu: true', as accelerate_configs/ddp_cpu.yaml has it."
-        )
-    if fsdp_requested() and accelerator.distributed_type != DistributedType.FSDP:
-        raise ConfigError(
-            f"{CONFIG_FILE} says distributed_type: FSDP with num_processes: {started}. One process "
-            "has nothing to shard: use accelerate_configs/cpu.yaml or single_gpu.yaml."
-        )
 
 
 def fresh_store(timeout: timedelta) -> tuple[Store, int, int]:

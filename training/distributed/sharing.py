@@ -17,7 +17,6 @@ from model.family import LanguageModel
 from model.frozen import NF4
 from model.sharded import gather_full, local_part
 from optim.optimizers import TOGETHER, updates_parts
-from training.distributed.launcher import requested_precision
 
 TP_SIZE = "parallelism_config_tp_size"
 FOUR_BITS = (
@@ -46,15 +45,6 @@ def tensor_size(accelerator: accelerate.Accelerator) -> int:
     return 1 if sizes is None else int(sizes.tp_size)
 
 
-def refuse_shared_context(
-    accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
-) -> None:
-    """Raise ConfigError if processes are to share each sequence, and cannot."""
-    if (size := context_size(accelerator)) > 1:
-        named = f"The accelerate config file says parallelism_config_cp_size: {size}"
-        refuse_context(named, size, tensor_size(accelerator), model, run)
-
-
 def refuse_context(
     named: str, size: int, matrices: int, model: LanguageModel, run: RunConfig
 ) -> None:
@@ -81,14 +71,6 @@ def refuse_context(
         )
 
 
-def refuse_configuration(accelerator: accelerate.Accelerator, config: Config) -> None:
-    """Raise ConfigError if processes are to share matrices, and a value does not allow it."""
-    if tensor_size(accelerator) == 1:
-        return
-    if (refusal := why_not_shared(config, requested_precision())) is not None:
-        raise ConfigError(refusal)
-
-
 def why_not_shared(config: Config, precision: str) -> str | None:
     """Why no processes can share matrices in such a run; None if they can."""
     optim = config.optim
@@ -109,12 +91,16 @@ def why_not_shared(config: Config, precision: str) -> str | None:
 
 def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
     """Raise ConfigError if processes are to share sequences or the model's matrices, and cannot."""
-    refuse_shared_context(accelerator, model, config.run)
-    if (size := tensor_size(accelerator)) > 1:
+    tensor, context = tensor_size(accelerator), context_size(accelerator)
+    file = "The accelerate config file says"
+    if context > 1:
+        named = f"{file} parallelism_config_cp_size: {context}"
+        refuse_context(named, context, tensor, model, config.run)
+    if tensor > 1:
         if model.layout().packed():  # also if the run began so
             raise ConfigError(FOUR_BITS)
-        named = f"The accelerate config file says {TP_SIZE}: {size}"
-        refuse_size(named, size, context_size(accelerator), model, config.data.block_size)
+        named = f"{file} {TP_SIZE}: {tensor}"
+        refuse_size(named, tensor, context, model, config.data.block_size)
 
 
 def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, length: int) -> None:

@@ -20,7 +20,6 @@ from config.schema import (
     ConfigError,
     DataConfig,
     OptimConfig,
-    RunConfig,
     refuse_uneven_chunks,
 )
 from model.families import build_model
@@ -28,11 +27,10 @@ from model.gpt import GPT, GPTConfig
 from optim.optimizers import OPTIMIZERS
 from snapshot.disk.model import model_config
 from tracked import tracked
-from training.distributed import launch_file, processes, sharing
-from training.distributed.accelerator import check_model, effective_precision
+from training.distributed import launch_file, processes
+from training.distributed.accelerator import check_configuration, check_model, effective_precision
 from training.distributed.launcher import Launcher, fp8_recipe
-from training.distributed.processes import init_processes, refuse_broken_launch
-from training.distributed.sharing import refuse_shared_context
+from training.distributed.processes import init_processes
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -117,7 +115,8 @@ def states(monkeypatch):
     made = []
 
     def make(**words):
-        made.append(SimpleNamespace(**words, distributed_type=DistributedType.MULTI_CPU))
+        state = {"distributed_type": DistributedType.MULTI_CPU}
+        made.append(SimpleNamespace(**words, **state, num_processes=words["world_size"]))
         return made[-1]
 
     monkeypatch.setattr(processes, "PartialState", make)
@@ -183,58 +182,58 @@ class Opaque(GPT):
     tensor_plan: ClassVar = {}
 
 
-def test_sequences_that_processes_cannot_share_are_refused():
-    mesh = SimpleNamespace(cp_size=2, tp_size=1)
-    accelerator = SimpleNamespace(parallelism_config=mesh)
-    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=6, n_embd=12)
-    refuse_shared_context(accelerator, GPT(sizes), RunConfig())
-    with pytest.raises(ConfigError, match="cp_size: 2, but several processes cannot share the att"):
-        refuse_shared_context(accelerator, Opaque(sizes), RunConfig())
-    with pytest.raises(ConfigError, match=r"run\.attention=products has no effect"):
-        refuse_shared_context(accelerator, GPT(sizes), RunConfig(attention="products"))
-    fewer = model_config({**families.FAMILIES["mixtral"], "num_key_value_heads": 1}, "fewer")
-    refuse_shared_context(accelerator, build_model(fewer), RunConfig())
-    mesh.cp_size, uneven = (
-        4,
-        "cp_size: 4, and the number of heads .*, {}, is .* Set it to a divisor of {}",
-    )
-    with pytest.raises(ConfigError, match=uneven.format(6, 6)):
-        refuse_shared_context(accelerator, GPT(sizes), RunConfig())
-    mesh.tp_size = 2  # of which each has three
-    with pytest.raises(ConfigError, match=uneven.format(3, 3)):
-        refuse_shared_context(accelerator, GPT(sizes), RunConfig())
-    accelerator.parallelism_config.cp_size = 1
-    refuse_shared_context(accelerator, Opaque(sizes), RunConfig(attention="products"))
-
-
 def a_run(tensor: int, length: int = 64, context: int = 1, **optim) -> tuple:
-    """An accelerator whose processes share matrices, and a configuration."""
-    mesh = SimpleNamespace(tp_size=tensor, cp_size=context)
-    config = Config(data=DataConfig(block_size=length), optim=OptimConfig(**optim))
-    return SimpleNamespace(parallelism_config=mesh), config
+    """An accelerator whose processes share matrices or sequences, and a configuration."""
+    mesh = SimpleNamespace(tp_size=tensor, cp_size=context, dp_replicate_size=1)
+    accelerator = SimpleNamespace(
+        num_processes=tensor * context,
+        parallelism_config=mesh,
+        mixed_precision="no",
+        is_fsdp2=False,
+    )
+    return accelerator, Config(data=DataConfig(block_size=length), optim=OptimConfig(**optim))
 
 
-def test_matrices_that_processes_cannot_share_are_refused():
-    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=6, n_embd=12)
-    refuse(a_run(3, 66), GPT(sizes))
-    refuse(a_run(1, 65), Opaque(sizes))
-    with pytest.raises(ConfigError, match="tp_size: 4, but the model has 6 heads"):
-        refuse(a_run(4), GPT(sizes))
-    with pytest.raises(ConfigError, match="must be a multiple of 3"):
-        refuse(a_run(3), GPT(sizes))
-    with pytest.raises(ConfigError, match=r"must be a multiple of 6\. Use 6 or 12\."):
-        refuse(a_run(2, 7, context=3), GPT(sizes))
-    with pytest.raises(ConfigError, match="cannot share the matrices of gpt2"):
-        refuse(a_run(2), Opaque(sizes))
-    mixture = build_model(model_config(dict(families.FAMILIES["mixtral"]), "mixtral"))
-    sentence = r"tp_size: 2, but .* matrices of mixtral\. Set it to 1: FSDP shards them, and "
-    with pytest.raises(ConfigError, match=sentence):
-        refuse(a_run(2), mixture)
+def of_family(name: str, **sizes: int) -> torch.nn.Module:
+    return build_model(model_config({**families.FAMILIES[name], **sizes}, name))
 
 
-def refuse(run: tuple, model: torch.nn.Module) -> None:
-    accelerator, config = run
-    sharing.refuse_model(accelerator, model, config)
+SIZES = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=6, n_embd=12)
+UNEVEN = "cp_size: 4, and the number of heads .*, {}, is .* Set it to a divisor of {}"
+# Processes that share matrices, those that share sequences, the model, and what is refused.
+SHARING = [
+    (1, 2, lambda: GPT(SIZES), None),
+    (1, 2, lambda: of_family("mixtral", num_key_value_heads=1), None),
+    (1, 2, lambda: Opaque(SIZES), "cp_size: 2, but several processes cannot share the attention"),
+    (1, 4, lambda: GPT(SIZES), UNEVEN.format(6, 6)),
+    (2, 4, lambda: GPT(SIZES), UNEVEN.format(3, 3)),  # of which each has three
+    (3, 1, lambda: GPT(SIZES), r"must be a multiple of 3\. Use 63 or 66"),
+    (2, 3, lambda: GPT(SIZES), r"must be a multiple of 6\. Use 60 or 66\."),
+    (4, 1, lambda: GPT(SIZES), "tp_size: 4, but the model has 6 heads"),
+    (1, 1, lambda: Opaque(SIZES), None),
+    (2, 1, lambda: Opaque(SIZES), "cannot share the matrices of gpt2"),
+    (2, 1, lambda: of_family("mixtral"), r"of mixtral\. Set it to 1: FSDP shards them, and "),
+]
+
+
+@pytest.mark.parametrize(("tensor", "context", "build", "words"), SHARING)
+def test_what_processes_cannot_share_is_refused(tensor, context, build, words):
+    accelerator, config = a_run(tensor, context=context)
+    if words is None:
+        check_model(accelerator, build(), config)
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_model(accelerator, build(), config)
+
+
+def test_a_kernel_is_no_choice_where_processes_share_sequences():
+    for context in (1, 2):
+        accelerator, config = a_run(1, context=context)
+        config.run.attention = "products"
+        if context == 1:
+            check_model(accelerator, GPT(SIZES), config)
+    with pytest.raises(ConfigError, match=r"run\.attention=products has no effect"):
+        check_model(accelerator, GPT(SIZES), config)
 
 
 class Norms(torch.optim.SGD):
@@ -248,23 +247,23 @@ class Norms(torch.optim.SGD):
 
 def test_what_shared_matrices_do_not_allow_is_refused(monkeypatch):
     for name in ("adamw", "muon"):
-        sharing.refuse_configuration(*a_run(2, name=name))
+        check_configuration(*a_run(2, name=name))
     monkeypatch.setitem(OPTIMIZERS, "norms", lambda parts, *_: Norms(parts))
-    sharing.refuse_configuration(*a_run(1, name="norms"))
+    check_configuration(*a_run(1, name="norms"))
     with pytest.raises(
         ConfigError, match=r"optim\.name=norms computes the update of a matrix from"
     ):
-        sharing.refuse_configuration(*a_run(2, name="norms"))
+        check_configuration(*a_run(2, name="norms"))
     accelerator, config = a_run(2)
     config.model.lora_rank = 4
-    sharing.refuse_configuration(accelerator, config)
+    check_configuration(accelerator, config)
     config.model.frozen_dtype = "nf4"
     with pytest.raises(ConfigError, match=r"model\.frozen_dtype=nf4: weights in four bits are"):
-        sharing.refuse_configuration(accelerator, config)
+        check_configuration(accelerator, config)
     for precision in ("fp16", "fp8"):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
         with pytest.raises(ConfigError, match=f"mixed_precision: {precision} is not supported"):
-            sharing.refuse_configuration(*a_run(2))
+            check_configuration(*a_run(2))
 
 
 @pytest.mark.parametrize(("length", "remedy"), [(131, "Use 130 or 132."), (1, "Use 2.")])
@@ -371,7 +370,7 @@ def test_what_can_be_honoured_passes_and_fsdp_runs_on_cpus(launched, states, tmp
     init_processes(TIMEOUT)
     joined = {"cpu": True, "store": "a store", "rank": 1, "world_size": 2, "timeout": TIMEOUT}
     assert [vars(state) for state in states] == [
-        {**joined, "distributed_type": DistributedType.MULTI_GPU}
+        {**joined, "distributed_type": DistributedType.MULTI_GPU, "num_processes": 2}
     ]
 
 
@@ -402,14 +401,6 @@ def test_where_there_is_a_gpu_fsdp_is_left_to_accelerate(
     monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
     init_processes(TIMEOUT)
     assert [(state.cpu, state.distributed_type) for state in states] == [found]
-
-
-def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    alone = SimpleNamespace(num_processes=1, distributed_type=DistributedType.NO)
-    with pytest.raises(ConfigError, match=r"started 2 processes, but each sees 1.*use_cpu: true"):
-        refuse_broken_launch(alone)
-    refuse_broken_launch(SimpleNamespace(num_processes=2, distributed_type=DistributedType.NO))
 
 
 @pytest.fixture
