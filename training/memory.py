@@ -57,6 +57,8 @@ def check_fits(
     values, because the system promises more memory than it has, and later kills the process
     silently. `key` is the key and value that chose another model than our GPT.
     """
+    if not on_cpu():
+        return
     of_trained = 2 + moments_of(optim.name)  # times the bytes of its weight
     parameters = model.parameters()
     needed = sum(one.nbytes * (of_trained if one.requires_grad else 1) for one in parameters)
@@ -64,7 +66,7 @@ def check_fits(
 
     def check() -> None:
         left = memory_left(torch.device("cpu"), with_swap=True)
-        if on_cpu() and needed > left:
+        if needed > left:
             sizes, processes = model.config, processes_here()
             chosen = f"model.n_layer={sizes.n_layer} and model.n_embd={sizes.n_embd} need"
             share = f", its share of {processes} processes," if processes > 1 else ""

@@ -168,3 +168,26 @@ def test_events_name_no_folder_of_a_store_or_of_the_hub_client(
     (event,) = read_events(events.path)
     assert shown in event["text"]
     assert not any(word in event["text"] for word in SECRET.split())
+
+
+NAMELESS = """
+import pwd
+
+def unknown(_):
+    raise KeyError("uid not found")
+
+pwd.getpwuid = unknown
+"""
+
+
+@pytest.mark.parametrize("backend", ["NO", pytest.param("INDUCTOR", marks=pytest.mark.slow)])
+def test_a_user_without_a_name_and_a_home_trains(small, tmp_path, backend):
+    """As a container runs with any user; torch's compiler names its cache after the user."""
+    (tmp_path / "sitecustomize.py").write_text(NAMELESS)
+    file = runs.rehearsal("cpu.yaml", tmp_path, 1, dynamo_backend=backend)
+    words = runs.launch_command(file, *small, "train.max_steps=1", f"run.dir={tmp_path / 'run'}")
+    unset = ("env", *(f"--unset={name}" for name in ("HOME", "USER", "LOGNAME", "LNAME")))
+    result = runs.run([*unset, *words], forked=False, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "run/snapshots/step-00000001/manifest.json").is_file()

@@ -29,8 +29,9 @@ from snapshot.disk.model import model_config
 from tracked import tracked
 from training.distributed import launch_file, processes
 from training.distributed.accelerator import check_configuration, check_model, effective_precision
-from training.distributed.launcher import Launcher, fp8_recipe
+from training.distributed.launcher import Launcher, fp8_recipe, is_main_process
 from training.distributed.processes import init_processes
+from training.exits import EXIT_USER_MISTAKE
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -401,6 +402,66 @@ def test_where_there_is_a_gpu_fsdp_is_left_to_accelerate(
     monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
     init_processes(TIMEOUT)
     assert [(state.cpu, state.distributed_type) for state in states] == [found]
+
+
+# What a shell exports of other processes, what is named, and what is missing.
+LEFT_OVER = [
+    (
+        {"WORLD_SIZE": "2", "MASTER_ADDR": "a"},
+        "WORLD_SIZE=2 and MASTER_ADDR=a",
+        "RANK and no LOCAL",
+    ),
+    ({"LOCAL_RANK": "1", "RANK": "1"}, "RANK=1 and LOCAL_RANK=1", "WORLD_SIZE and no MASTER_ADDR"),
+    ({"WORLD_SIZE": "", "RANK": "1"}, "RANK=1", "WORLD_SIZE and no LOCAL_RANK"),
+    ({"WORLD_SIZE": ""}, "WORLD_SIZE=", "WORLD_SIZE and no RANK"),
+    ({"WORLD_SIZE": "1", "MASTER_ADDR": "a", "RANK": "1"}, None, None),
+    ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None, None),
+]
+
+
+@pytest.mark.parametrize(("variables", "found", "missing"), LEFT_OVER)
+def test_what_is_left_of_other_processes_is_refused_or_harmless(
+    states, monkeypatch, variables, found, missing
+):
+    monkeypatch.setattr(launch_file, "launcher", lambda: None)
+    monkeypatch.setattr(processes, "launcher", lambda: None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if found is None:
+        init_processes(TIMEOUT)
+        assert is_main_process()
+        assert states == []
+        return
+    (sentence,) = sentences(states)
+    assert f"the environment has {found}, as for one of several processes, but no {missing}" in (
+        sentence
+    )
+    assert "unset WORLD_SIZE RANK LOCAL_RANK MASTER_ADDR MASTER_PORT" in sentence
+
+
+def test_another_rank_that_is_left_over_is_told_by_its_process(small, tmp_path):
+    place = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    result = runs.run(runs.command(*small, f"run.dir={tmp_path / 'run'}"), forked=False, **place)
+    assert result.returncode == EXIT_USER_MISTAKE
+    assert result.stderr.count("error: the environment has WORLD_SIZE=2 and RANK=1 and") == 1
+
+
+def test_a_process_that_nobody_launched_says_what_it_waits_for(launched, monkeypatch, capfd):
+    said = ""
+
+    def meet(_: timedelta) -> tuple[str, int, int]:
+        nonlocal said
+        while not said:  # until the test's timeout
+            said = capfd.readouterr().err
+        return "a store", 0, 2
+
+    launched("accelerate_configs/ddp_cpu.yaml", 2)
+    monkeypatch.setattr(processes, "launcher", lambda: None)
+    monkeypatch.setattr(processes, "fresh_store", meet)
+    monkeypatch.setattr(processes, "WAITING_SECONDS", 0.0)
+    init_processes(TIMEOUT)
+    assert "waiting for all 2 processes, which WORLD_SIZE and RANK name." in said
+    assert "unset WORLD_SIZE, RANK and LOCAL_RANK." in said
 
 
 @pytest.fixture
