@@ -497,52 +497,68 @@ def test_processes_that_share_a_sequence_exchange_heads_alone(
     assert "set it to alltoall, or remove the entry." in sentence
 
 
-MULTI_CPU = "distributed_type: MULTI_CPU\nnum_processes: 2\nnum_machines: 1\nuse_cpu: true\n"
-ALONE = {
-    "MULTI_CPU": (
-        "--config_file multi_cpu.yaml",
-        "num_processes: 2",
-        "distributed_type: MULTI_CPU",
-    ),
-    "NO": ("--config_file no.yaml", "num_processes: 2", "distributed_type: NO"),
-    "a flag": (
-        "--num_processes 2 --config_file accelerate_configs/cpu.yaml",
-        "num_processes: 2",
-        "distributed_type: NO",
-    ),
-    "a flag alone": ("--num_processes=2", "num_processes: 2", "without --multi_gpu"),
-    "machines": (
-        "--config_file accelerate_configs/ddp_multinode.yaml --machine_rank 1 --cpu",
-        "num_machines: 2 and num_processes: 8",
-        "--cpu",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_several_processes_without_a_launcher_are_refused(under_accelerate, states, tmp_path, name):
-    words, told, kind = ALONE[name]
-    (tmp_path / "multi_cpu.yaml").write_text(MULTI_CPU)
-    (tmp_path / "no.yaml").write_text(MULTI_CPU.replace("MULTI_CPU", "'NO'"))
-    place = f"--config_file {tmp_path}/" if ".yaml" in words.split("/")[0] else "--config_file "
-    under_accelerate(f"{words.replace('--config_file ', place)} train.py train.max_steps=5")
-    (sentence,) = sentences(states)
-    assert f"{told}, but starts one process that trains alone" in sentence
-    assert f"({kind})" in sentence
-    assert "--num_machines 1 --num_processes 1" in sentence
-
-
-@pytest.mark.parametrize(
-    ("config", "processes"), [("single_gpu.yaml", 1), ("ddp.yaml", 4), ("fsdp_multinode.yaml", 8)]
+SEVERAL = "distributed_type: {}\nnum_processes: 2\nnum_machines: 1\nuse_cpu: true\n"
+ALONE = "{}, but starts one process that trains alone ({}). For several, set "
+NO_GPUS = (
+    "accelerate config file requests GPUs (distributed_type: {}, gpu_ids: all), but torch finds"
 )
-def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, config, processes):
-    words = f"--config_file accelerate_configs/{config} train.py"
-    under_accelerate(words, processes)
-    (sentence,) = sentences(states)
-    assert "requests GPUs" in sentence
-    assert "torch finds none" in sentence
-    under_accelerate(words, processes, gpu=True)
-    assert list(launch_file._ignored_by_launcher()) == []
+# The words of a launch in accelerate_configs/, the processes that it starts, and what is refused.
+LAUNCHES = [
+    ("train.py", 1, None),
+    ("--cpu train.py", 1, None),
+    ("--config_file single_gpu.yaml --cpu train.py", 1, None),
+    ("--config_file cpu.yaml train.py --num_processes=2", 1, None),
+    ("--config_file ddp_cpu.yaml train.py", 2, None),
+    ("--config_file fsdp_cpu.yaml --num_processes 3 train.py", 3, None),
+    ("--config_file none.yaml train.py", 1, None),  # accelerate says it
+    ("--no_such_option train.py", 1, None),
+    ("--config_file ddp.yaml train.py", 4, NO_GPUS.format("MULTI_GPU")),
+    ("--config_file fsdp_multinode.yaml train.py", 8, NO_GPUS.format("FSDP")),
+    (
+        "--config_file single_gpu.yaml train.py",
+        1,
+        "requests GPUs (distributed_type: NO, gpu_ids: ",
+    ),
+    (
+        "--config_file PLACE/MULTI_CPU.yaml train.py train.max_steps=5",
+        1,
+        ALONE.format("num_processes: 2", "distributed_type: MULTI_CPU"),
+    ),
+    (
+        "--config_file PLACE/NO.yaml train.py",
+        1,
+        ALONE.format("num_processes: 2", "distributed_type: NO"),
+    ),
+    (
+        "--num_processes 2 --config_file cpu.yaml train.py",
+        1,
+        ALONE.format("num_processes: 2", "distributed_type: NO"),
+    ),
+    ("--num_processes=2 train.py", 1, ALONE.format("num_processes: 2", "without --multi_gpu")),
+    (
+        "--config_file ddp_multinode.yaml --machine_rank 1 --cpu train.py",
+        1,
+        ALONE.format("num_machines: 2 and num_processes: 8", "--cpu"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "processes", "sentence"), LAUNCHES)
+def test_what_the_launcher_would_ignore_is_refused(
+    under_accelerate, states, monkeypatch, tmp_path, words, processes, sentence
+):
+    for kind in ("MULTI_CPU", "NO"):
+        (tmp_path / f"{kind}.yaml").write_text(SEVERAL.format(f"'{kind}'"))
+    under_accelerate(words.replace("PLACE", str(tmp_path)), processes)
+    monkeypatch.chdir(runs.ROOT / "accelerate_configs")
+    if sentence is None:
+        assert list(launch_file._ignored_by_launcher()) == []
+        return
+    (said,) = sentences(states)
+    assert sentence in said
+    if "requests GPUs" in sentence:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        assert list(launch_file._ignored_by_launcher()) == []
 
 
 @pytest.mark.parametrize(
@@ -573,24 +589,6 @@ def test_more_processes_than_gpus_are_refused(
     assert "(CUDA_VISIBLE_DEVICES=3,5, which gpu_ids sets)" in sentences(states)[0]
     monkeypatch.setattr(launch_file, "launcher", lambda: None)  # each may see a GPU of its own
     assert list(launch_file._too_few_gpus()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "processes"),
-    [
-        ("train.py", 1),
-        ("--cpu train.py", 1),
-        ("--config_file accelerate_configs/single_gpu.yaml --cpu train.py", 1),
-        ("--config_file accelerate_configs/cpu.yaml train.py --num_processes=2", 1),
-        ("--config_file accelerate_configs/ddp_cpu.yaml train.py", 2),
-        ("--config_file accelerate_configs/fsdp_cpu.yaml --num_processes 3 train.py", 3),
-        ("--config_file accelerate_configs/none.yaml train.py", 1),  # accelerate says it
-        ("--no_such_option train.py", 1),
-    ],
-)
-def test_what_accelerate_honours_is_not_refused(under_accelerate, words, processes):
-    under_accelerate(words, processes)
-    assert list(launch_file._ignored_by_launcher()) == []
 
 
 @pytest.mark.parametrize(
@@ -627,33 +625,20 @@ def test_a_run_on_a_cpu_without_bf16_says_that_it_is_in_float32(small, tmp_path,
     assert "says bf16, but this CPU has no bf16 instructions. The run" in result.stdout
 
 
-@pytest.fixture(scope="module")
-def refused(small, tmp_path_factory):
-    """The end of a launch with a user's file of version 1, whose main process starts last."""
-    folder = tmp_path_factory.mktemp("refused")
+def test_a_launch_that_is_refused_says_why_once(small, tmp_path):
+    """Of a user's file of version 1, where the main process starts last. Nothing is written."""
     slow = "import os, time\ntime.sleep(3 * (os.environ.get('LOCAL_RANK') == '0'))\n"
-    (folder / "sitecustomize.py").write_text(slow)
-    path = runs.rehearsal("fsdp_cpu.yaml", folder, 2, fsdp_version=1)
-    words = runs.launch_command(path, *small, f"run.dir={folder / 'run'}")
-    return runs.run(words, PYTHONPATH=str(folder)), folder / "run"
-
-
-def test_a_launch_that_is_refused_writes_nothing(refused):
-    result, run_dir = refused
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    path = runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, fsdp_version=1)
+    words = runs.launch_command(path, *small, f"run.dir={tmp_path / 'run'}")
+    result = runs.run(words, PYTHONPATH=str(tmp_path))
     assert result.returncode != 0
-    assert "step 1" not in result.stdout
-    assert not run_dir.exists()
-
-
-def test_a_launch_that_is_refused_says_why_once(refused):
-    result, _ = refused
     assert result.stderr.count("error: The accelerate config file says fsdp_version: 1. ") == 1
-
-
-def test_fsdp_with_one_process_is_refused(small, tmp_path):
-    path = runs.rehearsal("fsdp_cpu.yaml", tmp_path, 1)
-    result = runs.launch(path, *small, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode != 0
-    assert result.stderr.count("distributed_type: FSDP with num_processes: 1. One process") == 1
     assert "step 1" not in result.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_fsdp_with_one_process_is_refused(launched, states, tmp_path):
+    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 1), 1)
+    (sentence,) = sentences(states)
+    assert "distributed_type: FSDP with num_processes: 1. One process has nothing" in sentence
