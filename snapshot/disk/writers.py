@@ -24,6 +24,8 @@ from snapshot.errors import NumberFault, SnapshotError
 
 INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
 """File systems that may write back the bytes around those of a process: how their names begin."""
+HEAD, ROOM = 8, 1 << 12
+"""Bytes of a text's length, and of a text that one collective exchanges; a longer one takes two."""
 Result = TypeVar("Result")
 
 
@@ -66,21 +68,24 @@ class Writers:
 
     def _gather(self, text: str) -> list[str]:
         """The texts of all, by rank. As bytes in tensors: torch would pickle objects."""
-        from torch.distributed import all_gather
-
-        content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.count)]
+        content = text.encode()
         try:
-            all_gather(sizes, torch.tensor([len(content)]), group=self.group)
-            room = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-            rows = [room.clone() for _ in sizes]
-            room[: len(content)] = content
-            all_gather(rows, room, group=self.group)
+            heads = self._exchange(len(content).to_bytes(HEAD, "big") + content[:ROOM], HEAD + ROOM)
+            sizes = [int.from_bytes(head[:HEAD], "big") for head in heads]
+            rows = [head[HEAD:] for head in heads]
+            if max(sizes) > ROOM:
+                rows = self._exchange(content, max(sizes))
         except RuntimeError as error:  # gloo's, of a broken connection or the timeout
             raise OSError("another process that writes a part of it is gone or silent") from error
-        return [
-            bytes(row[: int(size)].numpy()).decode() for row, size in zip(rows, sizes, strict=True)
-        ]
+        return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+
+    def _exchange(self, content: bytes, size: int) -> list[bytes]:
+        from torch.distributed import all_gather
+
+        own = torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
+        rows = [torch.empty_like(own) for _ in range(self.count)]
+        all_gather(rows, own, group=self.group)
+        return [bytes(row.numpy()) for row in rows]
 
     def end(self) -> None:
         """End the group: it must not outlive the one of training, or the process may abort."""

@@ -353,3 +353,17 @@ def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):
     assert writers.is_coherent(tmp_path / "snapshots")
     assert not writers.is_coherent(network / "run" / "snapshots")
     assert not writers.is_coherent(tmp_path / "out" / "snapshots")
+
+
+@pytest.mark.parametrize(("text", "collectives"), [("short", 1), ("é" * 9000, 2)])
+def test_writers_exchange_short_texts_in_one_collective(monkeypatch, text, collectives):
+    sizes = []
+
+    def exchange(writers, content: bytes, size: int) -> list[bytes]:
+        sizes.append(size)
+        return [content.ljust(size, b"\0")] * 2
+
+    monkeypatch.setattr(Writers, "_exchange", exchange)
+    writers = Writers(group=SimpleNamespace(size=lambda: 2))
+    assert writers.on_all(lambda: text) == [text, text]
+    assert len(sizes) == collectives
