@@ -30,9 +30,8 @@ from config.schema import KEYS, TEXT_KEYS, Config, ConfigError, is_preset, other
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
-OWN_SIZES = (
-    *("model", "model.n_layer", "model.n_head", "model.n_embd", "model.activation_function"),
-)
+SIZES = ("n_layer", "n_head", "n_embd", "activation_function")
+OWN_SIZES = ("model", *(f"model.{name}" for name in SIZES))
 """The keys that set the sizes of our own model."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ValueError, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value that cannot be parsed or is of another type."""

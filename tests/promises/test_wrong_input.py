@@ -40,7 +40,7 @@ MISTAKES: list[Mistake] = [
     ),
     ("not UTF-8", ["data.source={tmp}/latin1.txt"], ["latin1.txt is not UTF-8: byte 3 "]),
     ("a pattern without a match", ["data.source={tmp}/*.none"], ["matches no file"]),
-    ("a directory", ["data.source={tmp}"], ["names no table", "*.txt"]),
+    ("a directory", ["data.source={tmp}/texts"], ["names no table", "*.txt"]),
     (
         "a missing text column",
         ["data.source={tmp}/table.jsonl"],
@@ -98,6 +98,7 @@ def broken_texts(tmp_path_factory) -> Path:
     """A folder with texts that cannot be trained on, and a place for prepared ones."""
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "empty.txt").write_text("")
+    (folder / "texts").mkdir()
     (folder / "short.txt").write_text("too short")
     (folder / "latin1.txt").write_bytes("caf\xe9 au lait ".encode("latin-1") * 50)
     (folder / "table.jsonl").write_text('{"body": "a text"}\n')
@@ -140,6 +141,7 @@ def test_a_mistake_in_a_shell_gets_the_same(broken_texts, tmp_path, name):
     """Where Python starts anew."""
     (mistake,) = (mistake for mistake in MISTAKES if mistake[0] == name)
     assert code_of(mistake, broken_texts, tmp_path / "run", forked=False) == 2
+    assert name != "several mistakes" or not (tmp_path / "run").exists()
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):

@@ -33,29 +33,13 @@ def test_a_sentence_is_the_rest_of_one() -> None:
         assert sentence[:1] == sentence[:1].strip(), name
 
 
-def test_an_option_that_is_gone_is_found_with_and_without_a_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(removed.REMOVED, "prove.py --old", "use --new")
-    sentence = "prove.py --old was removed in 0.2.0: use --new."
-    assert removed.removed_option("prove.py", ["--x", "--old"]) == sentence
-    assert removed.removed_option("prove.py", ["--old=3"]) == sentence
-    assert removed.removed_option("plan.py", ["--old"]) is None
-
-
-def test_a_value_that_is_gone_leaves_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(removed.REMOVED, "snapshot.every=sometimes", "give a number of steps")
-    with pytest.raises(ConfigError, match=r"snapshot\.every=sometimes was removed"):
-        load_config(["snapshot.every=sometimes"])
-    assert load_config(["snapshot.every=7"]).snapshot.every == 7
-
-
 @pytest.mark.parametrize("name", [name for name in removed.REMOVED if " " in name])
-def test_an_option_that_is_gone_says_what_to_do_instead(name, capsys):
+@pytest.mark.parametrize("form", [["{}", "8"], ["{}=8"]], ids=str)
+def test_an_option_that_is_gone_says_what_to_do_instead(name, form, capsys):
     program, option = name.rsplit(" ", 1)
     parse = {"prove.py": prove, "plan.py": plan, "python -m snapshot": snapshot}[program]
     with pytest.raises(SystemExit) as ended:
-        parse([option, "8"])
+        parse([word.format(option) for word in form])
     assert ended.value.code == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"{name} was removed in 0.2.0: {removed.REMOVED[name]}." in said
