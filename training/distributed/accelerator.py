@@ -64,8 +64,6 @@ from training.distributed.sharing import (
 
 COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
 """The environment variable from which inductor takes a compiler, and the names it looks for."""
-
-
 MIB = 2**20
 BUCKET_MIB, LARGEST_BUCKET_MIB = 25, 250
 """DDP's own bucket size, and the largest between machines."""

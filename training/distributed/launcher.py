@@ -58,13 +58,16 @@ def launched() -> bool:
 
 
 def started_processes() -> int:
-    """How many processes the launcher started, on all machines."""
+    """How many processes the launcher started, on all machines.
+
+    A shell may export what a launcher set for another process: where this is 1, the rest is void.
+    """
     return int(env_var("WORLD_SIZE") or 1)
 
 
 def processes_here() -> int:
     """How many processes the launcher started on this machine."""
-    return int(env_var("LOCAL_WORLD_SIZE", "1"))
+    return min(int(env_var("LOCAL_WORLD_SIZE") or 1), started_processes())
 
 
 def is_one_machine() -> bool:
@@ -78,7 +81,7 @@ def machine_number() -> int:
 
 
 def is_local_main_process() -> bool:
-    """Whether this is the first process of its machine; a shell may export another's LOCAL_RANK."""
+    """Whether this is the first process of its machine."""
     return started_processes() == 1 or env_var("LOCAL_RANK", "0") == "0"
 
 

@@ -52,7 +52,6 @@ LOST = (
     "Watchdog caught collective operation timeout",
 )
 """Texts in torch's errors that only report the end of another process."""
-
 USER_MISTAKES = (ConfigError, DataError, SnapshotError, StoreError)
 """Errors that are shown as a sentence, without a traceback."""
 TEMPORARY = (StoreUnreachable, TextUnreachable, TextLost, OutOfMemory)
@@ -78,8 +77,10 @@ def init_processes(timeout: timedelta) -> None:
     why_waiting.daemon = True
     if is_alone:
         why_waiting.start()
-    store, rank, processes = fresh_store(timeout)
-    why_waiting.cancel()
+    try:
+        store, rank, processes = fresh_store(timeout)
+    finally:
+        why_waiting.cancel()
     state = PartialState(
         # The launcher does not pass use_cpu to several processes.
         cpu=on_cpu(),

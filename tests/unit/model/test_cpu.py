@@ -92,6 +92,7 @@ def test_a_run_in_a_container_takes_threads_for_its_own_cores_and_says_so(thread
 
 
 def test_processes_share_what_the_container_may_use(threads, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     fit_threads()
     assert threads == [64, 2]

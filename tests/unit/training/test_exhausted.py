@@ -107,9 +107,10 @@ def test_a_model_too_large_for_the_machine_is_refused(monkeypatch, in_training):
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
         check_fits(None, model, OptimConfig())
-    left = 8 * needed - 1
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # which share it
-    with pytest.raises(ConfigError, match=r"its share of 8 processes, are left"):
+    left = 4 * needed - 1
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "4")  # which share it
+    with pytest.raises(ConfigError, match=r"its share of 4 processes, are left"):
         check_fits(None, model, OptimConfig())
     left += 1
     check_fits(None, model, OptimConfig())

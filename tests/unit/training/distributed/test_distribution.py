@@ -29,7 +29,7 @@ from snapshot.disk.model import model_config
 from tracked import tracked
 from training.distributed import launch_file, processes
 from training.distributed.accelerator import check_configuration, check_model, effective_precision
-from training.distributed.launcher import Launcher, fp8_recipe, is_main_process
+from training.distributed.launcher import Launcher, fp8_recipe, is_main_process, is_one_machine
 from training.distributed.processes import init_processes
 from training.exits import EXIT_USER_MISTAKE
 
@@ -415,7 +415,7 @@ LEFT_OVER = [
     ({"WORLD_SIZE": "", "RANK": "1"}, "RANK=1", "WORLD_SIZE and no LOCAL_RANK"),
     ({"WORLD_SIZE": ""}, "WORLD_SIZE=", "WORLD_SIZE and no RANK"),
     ({"WORLD_SIZE": "1", "MASTER_ADDR": "a", "RANK": "1"}, None, None),
-    ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None, None),
+    ({"MASTER_ADDR": "a", "LOCAL_WORLD_SIZE": "4"}, None, None),
 ]
 
 
@@ -430,6 +430,7 @@ def test_what_is_left_of_other_processes_is_refused_or_harmless(
     if found is None:
         init_processes(TIMEOUT)
         assert is_main_process()
+        assert is_one_machine()
         assert states == []
         return
     (sentence,) = sentences(states)

@@ -103,6 +103,7 @@ def test_the_launcher_tells_how_many_machines_were_asked_for(
 
 
 def test_only_a_worker_that_died_by_itself_is_missed(under, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with under(sys.executable, program(tmp_path, "torchrun", TWO_WORKERS)) as parent:
         found = launcher.launcher()
