@@ -19,7 +19,7 @@ STREAMED = ["data.streaming=true", "data.source=me/texts", "data.tokenizer=gpt2"
 NAMED = {
     "heads": (["model.n_embd=130"], "model.n_embd", r"nearest: (\d+) or (\d+)"),
     "milestones": (["hub.milestone_every=1300"], "hub.milestone_every", r"(\d+) or (\d+)\.$"),
-    "a fraction": (["data.val_fraction=0.7"], "data.val_fraction", r"at most ([\d.]+\d)"),
+    "a fraction": (["data.val_fraction=0.7"], "data.val_fraction", r" and ([\d.]+\d)\.$"),
     "a rate": (
         ["optim.learning_rate=1e-5"],
         "optim.min_learning_rate",
