@@ -48,7 +48,13 @@ def make_space(source: str, target: str, public: bool) -> str:
     else, StoreError if the Hub refuses, OSError if a file cannot be written.
     """
     repo = _repo_in(target)
-    folder = Path(target).expanduser().absolute()
+    try:
+        folder = Path(target).expanduser().absolute()
+    except RuntimeError as error:
+        remedy = f"write {Path(target).absolute()}"
+        raise SnapshotError(
+            f"--to {target} names the home of an unknown user: {remedy}."
+        ) from error
     if repo is None and os.path.lexists(folder):
         raise SnapshotError(f"--to {target} exists already. Name a new folder, or move it away.")
     named = find_model(source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,7 +147,9 @@ def _opened(name: str | None) -> Tokenizer | None:
             f"--tokenizer {name} would be built from the whole text, but only a sample is read. "
             f"Name a folder with a tokenizer, or {OF_BYTES}, whose tokens are bytes."
         )
-    folder = Path(name).expanduser()
+    folder = Path(name)
+    with suppress(RuntimeError):  # the home of an unknown user
+        folder = folder.expanduser()
     if not folder.is_dir():
         raise DataError(
             f"--tokenizer {name} is not a folder. For the tokenizer of a repo, run `hf download "

@@ -50,7 +50,7 @@ def test_ddp_sends_its_gradients_once_a_step(tmp_path):
     agreed = size - WEIGHTS  # of all processes, whether the run stops
     assert 0 <= agreed < 1000
     assert predicted(Shape(processes=2), 2) == {"all-reduce": WEIGHTS}
-    assert 2 <= calls <= 4
+    assert 1 <= calls <= 4
     steps = [one for one in events if re.fullmatch(r"step \d", one.get("name", ""))]
     assert len({one["pid"] for one in steps}) == 2
     assert sorted(one["name"] for one in steps) == sorted(2 * ["step 1", "step 2", "step 3"])

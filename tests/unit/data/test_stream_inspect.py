@@ -63,6 +63,13 @@ def test_a_tokenizer_of_bytes_is_bpe_257(inspect, tmp_path):
         assert remedy in error
 
 
+def test_a_tokenizer_below_an_unknown_home_is_no_folder(inspect, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    code, _, error = inspect(tmp_path / "a.jsonl", "--tokenizer", "~nobody-here/tokenizer")
+    assert code == 2
+    assert error.startswith("error: --tokenizer ~nobody-here/tokenizer is not a folder.")
+
+
 def test_a_tokenizer_s_own_tokens_are_counted(inspect, tmp_path):
     tokenizer = trained()
     (tmp_path / "tokenizer").mkdir()
