@@ -51,10 +51,8 @@ def make_space(source: str, target: str, public: bool) -> str:
     try:
         folder = Path(target).expanduser().absolute()
     except RuntimeError as error:
-        remedy = f"write {Path(target).absolute()}"
-        raise SnapshotError(
-            f"--to {target} names the home of an unknown user: {remedy}."
-        ) from error
+        why = f"names the home of an unknown user: write {Path(target).absolute()}"
+        raise SnapshotError(f"--to {target} {why}.") from error
     if repo is None and os.path.lexists(folder):
         raise SnapshotError(f"--to {target} exists already. Name a new folder, or move it away.")
     named = find_model(source)

@@ -67,6 +67,13 @@ def test_a_run_becomes_a_folder_with_program_and_model(finished_run, tmp_path):
     AutoTokenizer.from_pretrained(folder / "model")
 
 
+def test_a_folder_below_an_unknown_home_is_refused():
+    with pytest.raises(
+        SnapshotError, match="--to ~nobody-here/x names the home of an unknown user"
+    ):
+        make_space("a run", "~nobody-here/x", public=False)
+
+
 def test_the_program_imports_what_its_requirements_name():
     imported = {
         (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name
