@@ -68,9 +68,7 @@ def test_a_run_becomes_a_folder_with_program_and_model(finished_run, tmp_path):
 
 
 def test_a_folder_below_an_unknown_home_is_refused():
-    with pytest.raises(
-        SnapshotError, match="--to ~nobody-here/x names the home of an unknown user"
-    ):
+    with pytest.raises(SnapshotError, match="~nobody-here/x names the home of an unknown user"):
         make_space("a run", "~nobody-here/x", public=False)
 
 
