@@ -2,7 +2,7 @@
 
 snapshots/step-00001000-3f2a1b2c/...    the newest snapshots, with their attempt's id
 latest.json                             the newest step, run, attempt, generation
-metrics.jsonl events.jsonl              the run's records (store/records.py)
+metrics.jsonl                           the run's records (store/records.py)
 
 And in a repo, whose top people look at:
 

@@ -49,7 +49,7 @@ def card_text(
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`: card.md, filled in.
 
-    `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
+    `sample` is a text that the model has generated, `events` are those in metrics.jsonl,
     `speed` is that of the newest steps, `proof` what was checked before the run.
     """
     unit = token_unit(state.data)

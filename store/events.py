@@ -1,4 +1,4 @@
-"""events.jsonl: what happened to a run, one JSON object a line, as any of its readers parses it.
+"""What happened to a run: lines of metrics.jsonl, as any of its readers parses them.
 
 An event has time (UTC), attempt, event, step and text. The file travels with the store of the run,
 which others may read and write, so it is untrusted input.
@@ -7,7 +7,10 @@ which others may read and write, so it is untrusted input.
 from __future__ import annotations
 
 import json
+import mmap
 import re
+from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,32 +18,33 @@ from typing import Any
 from common.printable import printable
 from store.latest import TIME
 
-MOST_BYTES = 4 << 20
-"""Enough for thousands of events or samples."""
 Event = dict[str, Any]
 KINDS = ("start", "machine", "changed", "warning", "stop", "end")
 MOST_EVENTS = 4_000
 LONGEST_TEXT = 400
 ATTEMPT = re.compile("[0-9a-f]{8}")
+LINE = re.compile(rb'^\{"time": [^\n]*\n', re.MULTILINE)
+"""A line of an event: those of figures begin with its kind."""
 
 
 def read_events(path: Path) -> list[Event]:
-    """The newest events of a file; none where it cannot be read."""
-    return parse_events(newest_lines(path))
+    """The newest events in a run's metrics.jsonl; none where it cannot be read."""
+    with (
+        suppress(OSError, ValueError),  # an empty file has no map
+        open(path, "rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return parse_events(line[0] for line in LINE.finditer(content))
+    return []
 
 
-def parse_events(content: bytes) -> list[Event]:
-    """The newest events among the lines of untrusted content."""
-    events = map(_event_in, content.splitlines()[-MOST_EVENTS:])
-    return [event for event in events if event is not None]
+def parse_events(lines: Iterable[bytes]) -> list[Event]:
+    """The newest events among untrusted lines."""
+    return list(deque(filter(None, map(event_in, lines)), MOST_EVENTS))
 
 
-def as_text(events: list[Event]) -> str:
-    """Events as the lines of a file."""
-    return "".join(f"{json.dumps(event)}\n" for event in events)
-
-
-def _event_in(line: bytes) -> Event | None:
+def event_in(line: bytes) -> Event | None:
+    """The event of an untrusted line; None if it is none."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -54,17 +58,3 @@ def _event_in(line: bytes) -> Event | None:
     if not known or not (TIME.fullmatch(found["time"]) and ATTEMPT.fullmatch(found["attempt"])):
         return None
     return {name: found[name] for name in names} | {"text": printable(found["text"])[:LONGEST_TEXT]}
-
-
-def newest_lines(path: Path) -> bytes:
-    """The last `MOST_BYTES` of a file, in whole lines; nothing if it cannot be read.
-
-    The file grows with its run, and reading its end costs the same at any length.
-    """
-    with suppress(OSError), open(path, "rb") as opened:
-        begin = max(0, opened.seek(0, 2) - MOST_BYTES)
-        opened.seek(max(0, begin - 1))
-        if begin:
-            opened.readline(MOST_BYTES)  # the line that begins before
-        return opened.read(MOST_BYTES)
-    return b""

@@ -3,7 +3,7 @@
 snapshots/step-00001000-3f2a1b2c/...    a snapshot, with its attempt's id; whole when it has its
                                         manifest.json
 latest.json                             the newest one, its run, attempt and generation
-metrics.jsonl events.jsonl              the run's records (store/records.py)
+metrics.jsonl                           the run's records (store/records.py)
 
 Such a store cannot change several files at once, so the order is what makes an upload safe:
 contents, manifest.json, latest.json, then deletions.
@@ -39,7 +39,7 @@ from store.store import (
     Transfer,
 )
 
-RECORDS = re.compile(r"metrics\.jsonl|events\.jsonl|proof\.json")
+RECORDS = re.compile(r"metrics\.jsonl|proof\.json")
 PARTS = re.compile(r"(snapshots/)?\.partial-[0-9a-z]{1,8}")
 BLOCK_BYTES = 8 << 20
 """What one request of a long transfer carries."""

@@ -35,7 +35,7 @@ from store.errors import (
     translate_errors,
 )
 from store.latest import LATEST
-from store.records import LARGEST_BYTES
+from store.records import METRICS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
 CARD = "README.md"
@@ -204,7 +204,7 @@ class Hub(Store):
             digest = sent[path] if one._upload_mode == "lfs" else None
             files[path] = RemoteFile(one.upload_info.size, digest)
         after = Head(commit, head.private, files)
-        replaced = [path for path in LARGEST_BYTES if path in add and path in head.files]
+        replaced = {METRICS} & set(add) & head.files.keys()
         self._unneeded |= _digests_in({path: head.files[path] for path in (*delete, *replaced)})
         self._free(after)
         return after, transfer

@@ -1,8 +1,4 @@
-"""A run's records in its store, and their download, as untrusted input.
-
-metrics.jsonl      the figures of every step
-events.jsonl       restarts, stops, faults, machines
-"""
+"""metrics.jsonl of a run in its store, and its download, as untrusted input."""
 
 from __future__ import annotations
 
@@ -11,20 +7,21 @@ from pathlib import Path
 from snapshot.errors import SnapshotError
 from store.fetch import Contents
 
-METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-LARGEST_BYTES = {METRICS: 256 << 20, EVENTS: 4 << 20}
-"""The metrics of more than a million steps, and thousands of events."""
+METRICS = "metrics.jsonl"
+"""The figures of every step, and what happened to the run."""
+LARGEST_BYTES = 256 << 20
+"""The metrics of more than a million steps."""
 
 
-def fetch_records(contents: Contents, folder: Path) -> dict[str, Path]:
-    """Download the records that a store has to `folder`; their paths, by name.
+def fetch_metrics(contents: Contents, folder: Path) -> Path | None:
+    """Download the metrics that a store has to `folder`; None if it has none.
 
     Their lines have not been checked. Raises SnapshotError for a file that is too large, StoreError
-    and OSError if a download fails.
+    and OSError if the download fails.
     """
-    names = [name for name in LARGEST_BYTES if name in contents.files]
-    for name in names:
-        if (size := contents.files[name].size) > LARGEST_BYTES[name]:
-            raise SnapshotError(f"{name} of {contents.name} has {size:,} bytes")
-    contents.store.fetch(contents.head, names, folder)
-    return {name: folder / name for name in names}
+    if METRICS not in contents.files:
+        return None
+    if (size := contents.files[METRICS].size) > LARGEST_BYTES:
+        raise SnapshotError(f"{METRICS} of {contents.name} has {size:,} bytes")
+    contents.store.fetch(contents.head, [METRICS], folder)
+    return folder / METRICS

@@ -32,7 +32,6 @@ def everything_in(folder: Path) -> dict[str, str]:
 OVERWRITTEN = [
     "config.yaml",
     "metrics.jsonl",
-    "events.jsonl",
     "attempts.txt",
     "curves.png",
     "exit_code",

@@ -16,6 +16,7 @@ from snapshot.disk.state import read_state
 from snapshot.named_model import find_model
 from store.events import read_events
 from training.reporting.events import Events
+from training.reporting.metrics import MetricsFile
 from training.run.records import _places
 
 SECRET = "Zebra Clinic"
@@ -73,7 +74,7 @@ def test_no_uploaded_file_names_a_folder(finished_run, text_file, small, tmp_pat
     assert changes == ["changed   train.max_steps: 20 -> 30"]
     files = uploaded(hub, hubs.REPO)
     assert any(path.endswith("/state.json") for path in files)
-    assert any(path.endswith("/events.jsonl") for path in files)
+    assert any(path.endswith("/metrics.jsonl") for path in files)
     places = [SECRET, "another place", "my models", str(tmp_path), str(tmp_path.parent)]
     saying = [
         (path, place)
@@ -117,10 +118,14 @@ def test_two_snapshots_of_one_name_are_told_apart():
 
 def test_events_name_no_folder_with_a_space(tmp_path):
     place = tmp_path / SECRET
-    events = Events(tmp_path / "events.jsonl", "0" * 32, [str(place / "a run"), "rel one/my.txt"])
+    events = Events(
+        MetricsFile(tmp_path / "metrics.jsonl", 0),
+        "0" * 32,
+        [str(place / "a run"), "rel one/my.txt"],
+    )
     events.add("warning", 1, f"{place}/a run/metrics.jsonl cannot be written, nor {place}/other x")
     events.add("warning", 1, "rel one/my.txt is gone; see docs/hub.md")
-    texts = [event["text"] for event in read_events(events.path)]
+    texts = [event["text"] for event in read_events(tmp_path / "metrics.jsonl")]
     assert texts == [
         "metrics.jsonl cannot be written, nor other x",
         "my.txt is gone; see hub.md",
@@ -137,9 +142,11 @@ def test_a_user_without_a_home_has_events(tmp_path, monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", unknown)
     monkeypatch.setattr(constants, "HF_HOME", "~/.cache/huggingface")
     config = load_config([f"run.dir={tmp_path}"])
-    events = Events(tmp_path / "events.jsonl", "0" * 32, _places(config))
+    events = Events(MetricsFile(tmp_path / "metrics.jsonl", 0), "0" * 32, _places(config))
     events.add("warning", 1, "~/.cache/huggingface/token cannot be read")
-    assert [event["text"] for event in read_events(events.path)] == ["token cannot be read"]
+    assert [event["text"] for event in read_events(tmp_path / "metrics.jsonl")] == [
+        "token cannot be read"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +170,11 @@ def test_events_name_no_folder_of_a_store_or_of_the_hub_client(
         monkeypatch.setattr(constants, key, str(place / "my run"))
     else:
         words.append(f'{key}="file://{place}/my run"')
-    events = Events(tmp_path / "events.jsonl", "0" * 32, _places(load_config(words)))
+    events = Events(
+        MetricsFile(tmp_path / "metrics.jsonl", 0), "0" * 32, _places(load_config(words))
+    )
     events.add("warning", 1, text.replace("PLACE", str(place)))
-    (event,) = read_events(events.path)
+    (event,) = read_events(tmp_path / "metrics.jsonl")
     assert shown in event["text"]
     assert not any(word in event["text"] for word in SECRET.split())
 

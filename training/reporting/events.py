@@ -1,89 +1,53 @@
-"""events.jsonl: what happened to a run, one JSON object a line.
+"""What happens to a run, as lines of metrics.jsonl.
 
-An event has time (UTC), attempt, event, step and text. The file travels with the repo of the run,
-which others may read, so its texts name no folders.
+That file travels with the store of the run, which others may read, so these texts name no folders.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path, PurePath
-from threading import Lock
+from pathlib import PurePath
 
 from common.printable import printable, redact_urls
-from snapshot.disk.folder import expanded, write_whole
-from store.events import (
-    KINDS,
-    LONGEST_TEXT,
-    MOST_EVENTS,
-    Event,
-    as_text,
-    parse_events,
-    read_events,
-)
+from snapshot.disk.folder import expanded
+from store.events import KINDS, LONGEST_TEXT, read_events
+from training.reporting.metrics import MetricsFile
 
 FOLDERS = re.compile(r"\S*/")
 
 
 class Events:
-    """Appends the events of an attempt. A disk that refuses one costs that event, not the run."""
+    """Appends the events of an attempt."""
 
-    def __init__(self, path: Path, attempt_id: str, places: Iterable[str] = ()) -> None:
+    def __init__(self, metrics: MetricsFile, attempt_id: str, places: Iterable[str] = ()) -> None:
         """No text shows `places`, which are paths of this machine."""
-        self.path, self._attempt = path, attempt_id[:8]
+        self._metrics, self._attempt = metrics, attempt_id[:8]
         self._folders = _folders_of(places)
-        self._lock = Lock()  # warnings come from several threads
 
     def add(self, event: str, step: int, text: str = "") -> None:
-        """Add an event, one of `KINDS`."""
+        """Add an event, one of `KINDS`. Any thread may call this."""
         assert event in KINDS, event
-        line = self._event(event, step, self._shown(text))
-        with self._lock, suppress(OSError), open(self.path, "a", encoding="utf-8") as opened:
-            opened.write(f"{json.dumps(line)}\n")
-
-    def _event(self, event: str, step: int, text: str) -> Event:
-        return {
+        line = {
             "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "attempt": self._attempt,
             "event": event,
             "step": step,
-            "text": text,
+            "text": self._shown(text),
         }
+        self._metrics.append([line])
 
     def has_warning(self, text: str) -> bool:
-        """Whether the newest events have a warning with this text, of any attempt."""
-        shown = self._shown(text)
-        newest = read_events(self.path)
-        return any(event["event"] == "warning" and event["text"] == shown for event in newest)
+        """Whether there is a warning with this text, of any attempt."""
+        events, shown = read_events(self._metrics.path), self._shown(text)
+        return any(event["event"] == "warning" and event["text"] == shown for event in events)
 
     def _shown(self, text: str) -> str:
-        return self._without_folders(printable(redact_urls(text)))[:LONGEST_TEXT]
-
-    def _without_folders(self, text: str) -> str:
+        shown = printable(redact_urls(text))
         for folder in self._folders:
-            text = text.replace(f"{folder}/", "").replace(folder, PurePath(folder).name)
-        return FOLDERS.sub("", text)
-
-    def merge(self, fetched: bytes) -> None:
-        """Add the events of other machines, in the order of their times. Raises OSError.
-
-        Of one second, those of the attempt that began first come first.
-        """
-        with self._lock:
-            events = [*parse_events(fetched), *read_events(self.path)]
-            begun: dict[str, str] = {}
-            for event in events:
-                attempt = event["attempt"]
-                begun[attempt] = min(event["time"], begun.get(attempt, event["time"]))
-            lines = dict.fromkeys(json.dumps(event) for event in events)
-            ordered = sorted(
-                map(json.loads, lines), key=lambda one: (one["time"], begun[one["attempt"]])
-            )
-            write_whole(self.path, as_text(ordered[-MOST_EVENTS:]))
+            shown = shown.replace(f"{folder}/", "").replace(folder, PurePath(folder).name)
+        return FOLDERS.sub("", shown)[:LONGEST_TEXT]
 
 
 def _folders_of(places: Iterable[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """metrics.jsonl: one JSON object a line, every step once, over all restarts of a run.
 
 Steps only rise in it. A start looks for its step from the end of the file, where few lines follow.
-The file travels with the store of its run; what is fetched from there is untrusted input.
+Between the figures of the steps are lines on what happened to the run (store/events.py). The file
+travels with the store of its run; what is fetched from there is untrusted input.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any, BinaryIO
 from common.printable import printable
 from config.schema import ConfigError
 from snapshot.errors import SnapshotError
-from store.records import LARGEST_BYTES, METRICS
+from store.events import KINDS as EVENTS
+from store.events import event_in
+from store.records import LARGEST_BYTES
 
 Record = dict[str, Any]
 KINDS = ("train", "eval", "sample")
-"""The kinds of lines, in the order in which a step adds them."""
+"""The kinds of lines with figures, in the order in which a step adds them."""
 BLOCK_BYTES = 1 << 20
 """Bytes that are read at once, from the end of a file back."""
 HOLE = b"\0"
@@ -35,7 +38,7 @@ NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
 
 
 def read_metrics(path: Path, after: int = 0) -> list[Record]:
-    """The lines of the steps after one, without a last line that was cut short.
+    """The figures of the steps after one, without a last line that was cut short.
 
     Raises ConfigError that names the line when the file holds something else.
     """
@@ -43,11 +46,9 @@ def read_metrics(path: Path, after: int = 0) -> list[Record]:
         return []
     with open(path, "rb") as opened:
         begin = place_after(opened, after) if after else 0
-        return [
-            _parsed(opened, at, line)
-            for at, line in lines_from(opened, begin)
-            if line.endswith(b"\n")
-        ]
+        lines = [(at, line) for at, line in lines_from(opened, begin) if line.endswith(b"\n")]
+        records = [_parsed(opened, at, line) for at, line in lines]
+        return [record for record in records if record["event"] in KINDS]
 
 
 def held_out_at(path: Path, step: int) -> float | None:
@@ -61,6 +62,14 @@ def has_step(path: Path, step: int) -> bool:
     return bool(_records_of(path, step))
 
 
+def newest_step(path: Path) -> int | None:
+    """The newest step of a metrics file; None if it has none. Raises OSError and ConfigError."""
+    with open(path, "rb") as opened:
+        begin = max(0, os.fstat(opened.fileno()).st_size - BLOCK_BYTES)
+        lines = [one for one in lines_from(opened, begin) if not _is_lost(one[1])]
+        return max((_step_at(opened, *line) for line in lines), default=0) or None
+
+
 def metrics_up_to(path: Path, step: int) -> bytes:
     """The lines of the steps up to one, for an upload.
 
@@ -70,7 +79,7 @@ def metrics_up_to(path: Path, step: int) -> bytes:
         return b""
     with open(path, "rb") as opened:
         end = place_after(opened, step)
-        if end > LARGEST_BYTES[METRICS]:
+        if end > LARGEST_BYTES:
             raise ConfigError(f"{path} has {end:,} bytes, over the limit of an upload")
         opened.seek(0)
         return opened.read(end)
@@ -81,12 +90,13 @@ def add_fetched(path: Path, fetched: Path, step: int) -> None:
 
     Raises SnapshotError if that holds no metrics; the file then stays as it is.
     """
-    partial, lines = path.with_name(f"{path.name}.new"), _checked(fetched, step)
+    partial = path.with_name(f"{path.name}.new")
+    first = next((at for at, _ in _checked(fetched, step) if at), 1)
     try:
         with open(partial, "wb") as merged:
-            for at, line in lines:
-                if not merged.tell():
-                    merged.write(metrics_up_to(path, at - 1))
+            if first > 1:
+                merged.write(metrics_up_to(path, first - 1))
+            for _, line in _checked(fetched, step):
                 merged.write(line)
             merged.flush()
             os.fsync(merged.fileno())
@@ -96,7 +106,7 @@ def add_fetched(path: Path, fetched: Path, step: int) -> None:
 
 
 def place_after(opened: BinaryIO, step: int) -> int:
-    """The offset in an opened metrics file where the lines up to `step` end.
+    """The offset in an opened metrics file where the lines up to `step` end, and events after them.
 
     Half a line may follow, or the remains of lines that a power loss kept from the disk. Raises
     ConfigError for a line that is not a line of metrics.
@@ -104,25 +114,32 @@ def place_after(opened: BinaryIO, step: int) -> int:
     begin = os.fstat(opened.fileno()).st_size
     while begin:
         begin = max(0, begin - BLOCK_BYTES)
-        whole = ((at, line) for at, line in lines_from(opened, begin) if not _is_lost(line))
-        at, line = next(whole, (0, b""))
-        if line and figures_at(opened, at, line)["step"] <= step:
-            begin = at
+        lines = lines_from(opened, begin)
+        steps = (_step_at(opened, at, line) for at, line in lines if not _is_lost(line))
+        if next(filter(None, steps), step + 1) <= step:
+            begin = next(lines_from(opened, begin))[0]
             break
     place, lost = begin, None
     for at, line in lines_from(opened, begin):
         if _is_lost(line):
             lost = lost or (at, line)
             continue
-        found = figures_at(opened, at, line)
-        if found["step"] > step:
+        record = figures_at(opened, at, line)
+        is_event = record["event"] in EVENTS
+        if not is_event and record["step"] > step:
             break
         if lost is None:
             place = at + len(line)
         # Evaluation and sample of the step follow its snapshot, and are repeated.
-        elif (found["step"], found["event"] != "train") <= (step, False):
+        elif not is_event and (record["step"], record["event"] != "train") <= (step, False):
             _parsed(opened, *lost)
     return place
+
+
+def _step_at(opened: BinaryIO, at: int, line: bytes) -> int:
+    """The step of a line with figures; 0 of an event."""
+    record = figures_at(opened, at, line)
+    return 0 if record["event"] in EVENTS else int(record["step"])
 
 
 def lines_from(opened: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
@@ -136,13 +153,14 @@ def lines_from(opened: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _records_of(path: Path, step: int) -> list[Record]:
-    """The lines of a step, up to the first that a power loss has damaged."""
+    """The figures of a step, up to the first line that a power loss has damaged."""
     if not path.exists():
         return []
     with open(path, "rb") as opened:
         begin, end = place_after(opened, step - 1), place_after(opened, step)
         lines = ((at, line) for at, line in lines_from(opened, begin) if at < end)
-        return [figures_at(opened, at, line) for at, line in lines]
+        records = [figures_at(opened, at, line) for at, line in lines]
+        return [record for record in records if record["event"] in KINDS]
 
 
 def _is_lost(line: bytes) -> bool:
@@ -151,10 +169,13 @@ def _is_lost(line: bytes) -> bool:
 
 
 def _checked(fetched: Path, step: int) -> Iterator[tuple[int, bytes]]:
-    """Step and line of a fetched file up to a step, rewritten from their checked values."""
+    """Step (0 for an event) and line of a fetched file, rewritten from their checked values."""
     newest, seen = 0, set[str]()
     with open(fetched, "rb") as opened:
         while line := opened.readline(LONGEST_SAMPLE_LINE):
+            if (event := event_in(line)) is not None:
+                yield 0, as_line(event)
+                continue
             record = _record_in(line)
             if record is None or not line.endswith(b"\n"):
                 raise SnapshotError(f"{fetched.name} holds a line that is not one of metrics")
@@ -176,7 +197,9 @@ def _record_in(line: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None
-    if not is_content(record) or (record["event"] != "sample" and len(line) > LONGEST_LINE):
+    if not is_content(record) or record["event"] in EVENTS:
+        return None
+    if record["event"] != "sample" and len(line) > LONGEST_LINE:
         return None
     if any(NAME.fullmatch(name) is None or not _is_value(v) for name, v in record.items()):
         return None
@@ -244,7 +267,7 @@ class MetricsFile:
 
 
 def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
-    """Event, step and loss of a line; of a sample, its text."""
+    """Event, step and loss of a line; of a sample or an event, its text."""
     if (ours := LINE.match(line)) is not None:
         with suppress(ValueError):  # such as 1.2.3
             if is_finite(loss := float(ours[3])):
@@ -254,7 +277,7 @@ def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
 
 def is_content(record: Record) -> bool:
     """Whether a record of untrusted JSON has what a line of its kind is about: loss or text."""
-    if record.get("event") == "sample":
+    if record.get("event") in ("sample", *EVENTS):
         return isinstance(record.get("text"), str)
     return record.get("event") in KINDS and is_finite(record.get("loss"))
 

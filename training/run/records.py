@@ -1,4 +1,4 @@
-"""A run's records on this disk: the events of this attempt, and what other machines recorded."""
+"""A run's records: metrics.jsonl on this disk, what other machines recorded, what is uploaded."""
 
 from __future__ import annotations
 
@@ -20,28 +20,39 @@ from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from store.errors import StoreError
-from store.events import as_text, read_events
-from store.records import EVENTS, METRICS, fetch_records
+from store.records import METRICS, fetch_metrics
 from training.reporting.console import Console
 from training.reporting.events import Events
-from training.reporting.metrics import add_fetched, has_step, metrics_up_to
+from training.reporting.metrics import MetricsFile, add_fetched, has_step, metrics_up_to
 from training.reporting.proof import PROOF, read_proof
+from training.run.run_dir import not_writable
 
 
 def begin_records(
     console: Console, config: Config, start: Start, state: RunState, code_before: int | None
-) -> None:
-    """Add the start of this attempt to events.jsonl, and fetch what other machines recorded.
+) -> MetricsFile:
+    """Continue metrics.jsonl at the start of this attempt, also with what other machines recorded.
 
-    Only the main process calls this. `code_before` is the exit code of the attempt before.
+    Only the main process calls this. `code_before` is the exit code of the attempt before. Raises
+    ConfigError where the disk refuses it, or where it is no metrics file.
     """
-    console.events = Events(Path(config.run.dir) / EVENTS, state.attempt_id, _places(config))
-    fetch_missing(console, console.events, config, start, state)
+    run_dir = Path(config.run.dir)
+    # A run that begins from another run's snapshot has no lines of its own yet.
+    step = state.step if start.is_in(run_dir) else 0
+    problem = fetch_missing(config, start, state)
+    try:
+        metrics = MetricsFile(run_dir / METRICS, step)
+    except OSError as error:
+        raise not_writable(run_dir, error) from error
+    console.events = Events(metrics, state.attempt_id, _places(config))
+    if problem:
+        console.warn(problem)
     console.note("start", state.step, _origin(config, start, code_before))
     console.note("machine", state.step, state.computed_on or "")
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
             console.note("changed", state.step, change)
+    return metrics
 
 
 def _places(config: Config) -> list[str]:
@@ -70,31 +81,28 @@ def _origin(config: Config, start: Start, code_before: int | None) -> str:
     return f"resumed from the disk; the attempt before {ended}"
 
 
-def fetch_missing(
-    console: Console, events: Events, config: Config, start: Start, state: RunState
-) -> None:
-    """Fetch the metrics and events of steps that another machine took, where this disk lacks them.
+def fetch_missing(config: Config, start: Start, state: RunState) -> str:
+    """Fetch the metrics of steps that another machine took, where this disk lacks them.
 
-    What cannot be fetched, or is not valid, costs a warning.
+    Returns why that failed, or an empty text.
     """
     run_dir, contents = Path(config.run.dir), start.contents
     latest = None if contents is None else contents.latest
     if contents is None or latest is None or latest.run_id != state.run_id:
-        return
+        return ""
     try:
         if has_step(run_dir / METRICS, state.step):
-            return
+            return ""
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
-            files = with_retries(lambda: fetch_records(contents, Path(folder)))
-            if METRICS in files:
-                add_fetched(run_dir / METRICS, files[METRICS], state.step)
-            if EVENTS in files:
-                events.merge(files[EVENTS].read_bytes())
+            fetched = with_retries(lambda: fetch_metrics(contents, Path(folder)))
+            if fetched is not None:
+                add_fetched(run_dir / METRICS, fetched, state.step)
     except (SnapshotError, StoreError, ConfigError, OSError) as error:
-        console.warn(
+        return (
             f"the metrics of earlier steps could not be fetched from {contents.name}: "
             f"{str(error).rstrip('.')}. The curves of this run begin at step {state.step + 1}."
         )
+    return ""
 
 
 def records_for_upload(config: Config) -> Callable[[int], dict[str, bytes]]:
@@ -102,10 +110,7 @@ def records_for_upload(config: Config) -> Callable[[int], dict[str, bytes]]:
     run_dir = Path(config.run.dir)
 
     def records(step: int) -> dict[str, bytes]:
-        files = {
-            METRICS: metrics_up_to(run_dir / METRICS, step),
-            EVENTS: as_text(read_events(run_dir / EVENTS)).encode(),
-        }
+        files = {METRICS: metrics_up_to(run_dir / METRICS, step)}
         if (proof := read_proof(run_dir)) is not None:
             files[PROOF] = json.dumps(proof, indent=2).encode()
         return {name: content for name, content in files.items() if content}

@@ -29,7 +29,7 @@ from snapshot.disk.folder import (
 from snapshot.errors import SnapshotError
 from snapshot.start import has_steps
 from store.fetch import PARTIAL
-from store.records import EVENTS, METRICS
+from store.records import METRICS
 from training.distributed.launcher import is_local_main_process, is_one_machine
 from training.distributed.processes import decided_by_main, is_on_any, run_on_all
 from training.exits import exit_code_in
@@ -42,7 +42,7 @@ EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
 ATTEMPTS = "attempts.txt"
 """The ids of the attempts that uploaded from the directory, to compare with latest.json."""
-WRITTEN = (CONFIG_FILE, METRICS, EVENTS, ATTEMPTS, CURVES, TRACKERS, LOCK)
+WRITTEN = (CONFIG_FILE, METRICS, ATTEMPTS, CURVES, TRACKERS, LOCK)
 HIDDEN = (TEMPORARY_PREFIX, PARTIAL)
 """How the names of unfinished snapshots begin."""
 SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}

@@ -45,6 +45,7 @@ from training.memory import check_fits
 from training.reporting import summary
 from training.reporting.console import Console, write_now
 from training.reporting.machine import computed_on, speed_of
+from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
 from training.reporting.timing import END, UPDATE, UPLOAD
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
@@ -93,6 +94,7 @@ class Session:
             self._say_now,
         )
         self._lock = lock
+        self._metrics: MetricsFile | None = None
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
@@ -170,7 +172,7 @@ class Session:
 
         def begin_on_main() -> bool:
             """Begin the records and the uploads; whether the newest step is yet to evaluate."""
-            begin_records(console, config, start, state, code)
+            self._metrics = begin_records(console, config, start, state, code)
             summary.print_header(
                 console, accelerator, config, self.corpus, model, start, state, is_untied
             )
@@ -196,12 +198,12 @@ class Session:
         self._loss_parts = bare_model.loss_parts
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
         is_main = accelerator.is_main_process
-        metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock, is_main))
+        run_on_all(accelerator, lambda: open_run(config, self._lock, is_main))
         open_trackers(accelerator, self.console, config, state.run_id, state.step)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
             self.console,
-            metrics,
+            self._metrics,
             tokens,
             last_snapshot=start.folder if start.is_in(Path(config.run.dir)) else None,
             skipped=state.skipped_steps,

@@ -30,13 +30,11 @@ from snapshot.errors import SnapshotError
 from snapshot.source import find
 from snapshot.start import Start, choose_start
 from store.fetch import remove_partial
-from store.records import METRICS
 from training.distributed.launcher import is_one_machine
 from training.distributed.processes import (
     decided_by_main,
     local_main_first,
 )
-from training.reporting.metrics import MetricsFile
 from training.run.run_dir import CONFIG_FILE, RunLock, not_writable
 from training.run.same_run import refuse_other_run
 from training.run.text import data_facts
@@ -149,23 +147,19 @@ def _choose(config: Config, lock: RunLock) -> Start:
     )
 
 
-def open_run(config: Config, start: Start, lock: RunLock, is_main: bool) -> MetricsFile | None:
-    """Write config.yaml and continue metrics.jsonl at `start`, in the main process.
+def open_run(config: Config, lock: RunLock, is_main: bool) -> None:
+    """Write config.yaml, in the main process.
 
     Each process that has the `lock` removes what was downloaded for this start alone.
     """
     if not lock.is_held:
-        return None
+        return
     run_dir = Path(config.run.dir)
     try:
         remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
         remove_partial(snapshots_in(run_dir))  # a download that this start did not need
-        if not is_main:
-            return None
-        write_whole(run_dir / CONFIG_FILE, as_yaml(config))
-        # A run that begins from another run's snapshot has no lines of its own yet.
-        step = start.state.step if start.is_in(run_dir) and start.state is not None else 0
-        return MetricsFile(run_dir / METRICS, step)
+        if is_main:
+            write_whole(run_dir / CONFIG_FILE, as_yaml(config))
     except OSError as error:
         raise not_writable(run_dir, error) from error
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import re
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from common.printable import printable
+from config.schema import ConfigError
 from snapshot.disk.folder import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.source import find
-from store.events import newest_lines, read_events
+from store.events import read_events
 from store.fetch import Contents
 from store.latest import utc
-from store.records import EVENTS, METRICS
+from store.records import METRICS
 from store.store import BRANCH
 from training.exits import (
     EXIT_AGAIN,
@@ -29,6 +29,7 @@ from training.exits import (
     exit_code_in,
 )
 from training.reporting.console import duration
+from training.reporting.metrics import newest_step
 from training.run.run_dir import EXIT_CODE, LOCK, holds_run
 
 CODES = {
@@ -39,7 +40,6 @@ CODES = {
     EXIT_INTERRUPTED: "stopped by a person (Ctrl-C)",
     EXIT_TERMINATED: "stopped by SIGTERM or SIGHUP",
 }
-STEP = re.compile(rb'"step": (\d{1,13})[,}]')
 Facts = list[tuple[str, str]]
 """Lines of the command: what each is about, and the text."""
 
@@ -75,15 +75,15 @@ def of_folder(run_dir: Path) -> Facts:
     """The status of the run in a directory of this machine, by its files alone."""
     if not holds_run(run_dir):
         raise SnapshotError(f"{run_dir} holds no run. Name a run's folder or its store.")
-    events = read_events(run_dir / EVENTS)
+    events = read_events(run_dir / METRICS)
     starts = [event for event in events if event["event"] == "start"]
     machines = [event["text"] for event in events if event["event"] == "machine"]
     attempt = starts[-1]["attempt"] if starts else "unknown"
     written, step = "", None
     with suppress(OSError):
         written = utc((run_dir / METRICS).stat().st_mtime)
-    if found := STEP.findall(newest_lines(run_dir / METRICS)[-100_000:]):
-        step = int(found[-1])
+    with suppress(OSError, ConfigError):  # of a file that is no metrics file
+        step = newest_step(run_dir / METRICS)
     return [
         ("run", f"{(run_id_in(run_dir) or 'unknown')[:8]} in {run_dir}"),
         ("attempt", attempt),

@@ -178,7 +178,7 @@ class Due(NamedTuple):
 
 
 class Agreement:
-    """What all processes do after a step, which they have to do together.
+    """What all processes do after a step, which has to be the same on all.
 
     Only whether the attempt ends early, and whether a snapshot is due by the clock, is not known
     to all. Comparing that after each step would add one more wait, so the processes compare about

@@ -18,7 +18,7 @@ from store.attempt import Best, Card, Policy, UploadTarget
 from store.card import card_text
 from store.events import read_events
 from store.kinds import open_store
-from store.records import EVENTS
+from store.records import METRICS
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.curves import CURVES
@@ -114,7 +114,7 @@ def hand_over(
             versions(),
             sample=sample,
             has_curves=picture is not None,
-            events=read_events(Path(config.run.dir) / EVENTS),
+            events=read_events(Path(config.run.dir) / METRICS),
             best=best,
             speed=console.speed_in_words(),
             proof=None if proof is None else in_words(proof),

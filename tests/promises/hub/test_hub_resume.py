@@ -91,7 +91,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
         runs.losses(alone), rel=0 if before == after else 1e-5
     )
     # The newest is what was there when it started, whatever was still on its way then.
-    moved = [one for one in read_events(there / "events.jsonl") if one["event"] == "start"]
+    moved = [one for one in read_events(there / "metrics.jsonl") if one["event"] == "start"]
     assert [one["text"] for one in moved] == ["from scratch", "resumed from the Hub"]
     assert reached <= moved[1]["step"] < STEPS
     if before == after:

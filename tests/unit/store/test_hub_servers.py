@@ -26,6 +26,7 @@ from store.hub import Hub
 from store.store import Addition
 from training.reporting.console import Console
 from training.reporting.events import Events
+from training.reporting.metrics import MetricsFile
 from training.run.uploading import begin_uploads
 
 pytestmark = pytest.mark.filterwarnings(
@@ -189,12 +190,12 @@ def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
 ):
     hub.create(hubs.REPO)
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    (run_dir / "events.jsonl").unlink()
+    (run_dir / "metrics.jsonl").unlink()
     config = load_config([*small, *hubs.words(run_dir), "hub.keep=1"])
     state = read_state(runs.snapshot(run_dir, 30))
     for attempt, steps in {"a": (10, 20), "b": (30,)}.items():
         console = Console(shown=False, max_steps=30, step=0)
-        console.events = Events(run_dir / "events.jsonl", attempt * 32)
+        console.events = Events(MetricsFile(run_dir / "metrics.jsonl", 0), attempt * 32)
         state.attempt_id = attempt * 32
         start = Start(None, None, "", contents=read_store(Hub(hubs.REPO, 5.0)))
         uploads = begin_uploads(console, config, start, state)
@@ -203,7 +204,7 @@ def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
             assert uploads.flush(30), uploads.status()
         for message in uploads.messages():
             console.warn(message)
-    texts = [one["text"] for one in read_events(run_dir / "events.jsonl")]
+    texts = [one["text"] for one in read_events(run_dir / "metrics.jsonl")]
     (deletion,) = texts
     assert (
         "cannot be deleted one by one: the server does not do what the Hub does (HTTP 404"

@@ -1,4 +1,4 @@
-"""The records of a run travel: metrics and events. They are untrusted when fetched."""
+"""The records of a run travel: figures and events. They are untrusted when fetched."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from snapshot.errors import SnapshotError
-from store.events import LONGEST_TEXT, MOST_EVENTS, Event, as_text, parse_events, read_events
+from store.events import LONGEST_TEXT, MOST_EVENTS, parse_events, read_events
 from store.fetch import read_store
-from store.records import EVENTS, LARGEST_BYTES, METRICS, fetch_records
+from store.records import METRICS, fetch_metrics
+from training.reporting import metrics as metrics_file
 from training.reporting.events import Events
-from training.reporting.metrics import add_fetched, metrics_up_to, read_metrics
+from training.reporting.metrics import MetricsFile, add_fetched, metrics_up_to, read_metrics
 
 GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}
 
@@ -47,7 +48,7 @@ def test_an_upload_has_the_metrics_up_to_its_step(tmp_path, monkeypatch):
     lines = list(map(json.loads, content.splitlines()))
     assert lines == [record for record in read_metrics(path) if record["step"] <= 500]
     assert metrics_up_to(tmp_path / "none", 10) == b""
-    monkeypatch.setitem(LARGEST_BYTES, METRICS, 1000)
+    monkeypatch.setattr(metrics_file, "LARGEST_BYTES", 1000)
     with pytest.raises(ConfigError, match="over the limit of an upload"):
         metrics_up_to(path, 500)
 
@@ -124,59 +125,41 @@ def test_fetched_control_characters_reach_no_terminal(tmp_path):
 
 
 def test_events_name_no_folders_and_have_a_bounded_text(tmp_path):
-    events = Events(tmp_path / EVENTS, "0123456789")
+    events = Events(MetricsFile(tmp_path / METRICS, 0), "0123456789")
     events.add(
         "warning", 3, "/home/jane/secret/step-00000003 and ~/a/b, https://u:p@host/x?token=1"
     )
     events.add("warning", 3, "x" * 1000)
-    first, second = read_events(tmp_path / EVENTS)
+    first, second = read_events(tmp_path / METRICS)
     assert (first["attempt"], first["step"]) == ("01234567", 3)
     assert first["text"] == "step-00000003 and b, x?***"
     assert len(second["text"]) == LONGEST_TEXT
 
 
-def test_a_disk_that_refuses_an_event_does_not_end_the_run(tmp_path):
-    Events(tmp_path / "none" / EVENTS, "0123456789").add("end", 3)
-
-
-def test_events_of_two_machines_are_one_history(tmp_path):
-    here, there = Events(tmp_path / "here", "a" * 32), Events(tmp_path / "there", "b" * 32)
-    for step in (0, 20):
-        here.add("start", step)
-    common = (tmp_path / "here").read_bytes()
-    (tmp_path / "there").write_bytes(common)
-    there.add("start", 30)
-    here.merge((tmp_path / "there").read_bytes())
-    assert [(one["attempt"][0], one["step"]) for one in read_events(tmp_path / "here")] == [
-        ("a", 0),
-        ("a", 20),
-        ("b", 30),
-    ]
-
-
-@pytest.mark.parametrize("is_ours_older", [True, False])
-def test_of_events_in_one_second_the_older_attempt_s_come_first(tmp_path, is_ours_older):
-    """Its stop comes before the start of the next one, wherever that was written."""
-    old = [event(0, "start", "01"), event(20, "stop", "05")]
-    new = [event(20, "start", "05"), event(30, "stop", "05")]
-    here, there = (old, new) if is_ours_older else (new, old)
-    for one in old:
-        one["attempt"] = "f" * 8
-    events = Events(tmp_path / EVENTS, "a" * 32)
-    events.path.write_text(as_text(here))
-    events.merge(as_text(there).encode())
-    assert read_events(events.path) == [*old, *new]
-
-
-def event(step: int, kind: str, second: str) -> Event:
-    time = f"2026-11-27T10:00:{second}Z"
-    return {"time": time, "attempt": "a" * 8, "event": kind, "step": step, "text": ""}
+def test_events_stay_among_the_figures_of_the_steps(tmp_path):
+    """Those up to the next step stay at a resume, and are uploaded with it."""
+    path = tmp_path / METRICS
+    metrics = MetricsFile(path, 0)
+    events = Events(metrics, "a" * 32)
+    events.add("start", 0)
+    metrics.append([{"event": "train", "step": step, "loss": 1.0} for step in (1, 2)])
+    events.add("warning", 4, "said while step 3 was not written yet")
+    metrics.append([{"event": "train", "step": step, "loss": 1.0} for step in (3, 4)])
+    events.add("stop", 4)
+    assert len(metrics_up_to(path, 2).splitlines()) == 4
+    (tmp_path / "fetched").write_bytes(whole := path.read_bytes())
+    MetricsFile(path, 2)
+    assert [event["event"] for event in read_events(path)] == ["start", "warning"]
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
+    assert read_metrics(path, after=2) == []
+    add_fetched(path, tmp_path / "fetched", 4)
+    assert path.read_bytes() == whole
 
 
 def test_fetched_events_are_untrusted_input(tmp_path):
-    events = Events(tmp_path / EVENTS, "0123456789")
+    events = Events(MetricsFile(tmp_path / METRICS, 0), "0123456789")
     events.add("start", 0)
-    good = read_events(tmp_path / EVENTS)[0]
+    good = read_events(tmp_path / METRICS)[0]
     bad = [
         {**good, "time": "now"},
         {**good, "attempt": "../../.."},
@@ -188,27 +171,27 @@ def test_fetched_events_are_untrusted_input(tmp_path):
         [good],
         None,
     ]
-    content = "\n".join(map(json.dumps, bad)).encode() + b"\n" + b"[" * 5000 + b"\n\xff\n"
-    assert parse_events(content) == []
+    lines = [*(json.dumps(one).encode() for one in bad), b"[" * 5000, b"\xff"]
+    assert parse_events(lines) == []
+    for line in lines:
+        (tmp_path / "fetched").write_bytes(line + b"\n")
+        with pytest.raises(SnapshotError, match="not one of metrics"):
+            add_fetched(tmp_path / METRICS, tmp_path / "fetched", 30)
     hostile = json.dumps({**good, "text": "\x1b[2J" + "x" * 1000}).encode()
-    assert parse_events(hostile)[0]["text"].startswith(r"\x1b[2Jxxx")
-    assert len(parse_events(b"\n".join([hostile] * (MOST_EVENTS + 10)))) == MOST_EVENTS
+    assert parse_events([hostile])[0]["text"].startswith(r"\x1b[2Jxxx")
+    assert len(parse_events([hostile] * (MOST_EVENTS + 10))) == MOST_EVENTS
 
 
 def test_records_that_are_too_large_are_refused(hub, tmp_path, monkeypatch):
     hubs.lead_here(hub, monkeypatch)
     hub.create(hubs.REPO)
     line = json.dumps(GOOD).encode() + b"\n"
-    hub.commit_files(hubs.REPO, {METRICS: line, EVENTS: b"{}\n"})
+    hub.commit_files(hubs.REPO, {METRICS: line})
     contents = read_store(hubs.store().store)
-    fetched = fetch_records(contents, tmp_path / "a")
-    assert {name: path.read_bytes() for name, path in fetched.items()} == {
-        METRICS: line,
-        EVENTS: b"{}\n",
-    }
-    monkeypatch.setitem(LARGEST_BYTES, METRICS, 10)
+    assert fetch_metrics(contents, tmp_path / "a").read_bytes() == line
+    monkeypatch.setattr("store.records.LARGEST_BYTES", 10)
     with pytest.raises(SnapshotError, match=f"metrics.jsonl of me/run@.* has {len(line)} bytes"):
-        fetch_records(contents, tmp_path / "b")
+        fetch_metrics(contents, tmp_path / "b")
 
 
 def test_a_growing_file_costs_the_same_at_any_length(tmp_path):
@@ -219,7 +202,7 @@ def test_a_growing_file_costs_the_same_at_any_length(tmp_path):
             for step in range(first, last)
         )
 
-    path = tmp_path / EVENTS
+    path = tmp_path / METRICS
     with open(path, "wb") as opened:
         opened.truncate(64 << 20)
         opened.seek(0, 2)
@@ -247,7 +230,7 @@ def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
     assert "the metrics of earlier steps could not be fetched from me/run@" in result.stdout
     assert "The curves of this run begin at step 11." in result.stdout
     assert runs.metrics(tmp_path / "b")[0]["step"] == 11
-    warnings = [e for e in read_events(tmp_path / "b" / EVENTS) if e["event"] == "warning"]
+    warnings = [e for e in read_events(tmp_path / "b" / METRICS) if e["event"] == "warning"]
     assert len(warnings) == 1
 
 
@@ -260,7 +243,7 @@ def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
         assert result.returncode == 0, result.stderr
     for name, last in (("b", 20), ("a", 30)):
         assert [r["step"] for r in runs.metrics(tmp_path / name)] == list(range(1, last + 1))
-    events = read_events(tmp_path / "a" / EVENTS)
+    events = read_events(tmp_path / "a" / METRICS)
     assert [e["step"] for e in events if e["event"] == "start"] == [0, 10, 20]
     assert [e["step"] for e in events if e["event"] == "end"] == [10, 20, 30]
     assert "optim.weight_decay: 0.2 -> 0.3" in [e["text"] for e in events]
@@ -268,11 +251,10 @@ def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
     card = repo.read(repo.head, "README.md").decode()
     assert "3 attempts, 1 kind of machine, 0 warnings" in card
     assert re.search(r"\| speed \| [\d.]+k? tokens/s, on 1 process, CPU", card)
-    assert parse_events(repo.read(repo.head, EVENTS)) == events
     content = repo.read(repo.head, METRICS)
     assert content == (tmp_path / "a" / "metrics.jsonl").read_bytes()
     assert str(tmp_path) not in card
-    assert str(tmp_path).encode() not in repo.read(repo.head, EVENTS)
+    assert str(tmp_path).encode() not in content
 
 
 def test_a_license_that_the_hub_cannot_show_is_refused():
