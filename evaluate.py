@@ -33,11 +33,11 @@ from model.family import parameter_count
 from model.generate import BrokenModel
 from model.head import IGNORED, summed_loss
 from snapshot.command_line import (
+    POSITIVE_INT,
     DeviceError,
     exit_code_of,
     model_parser,
     on_terminal,
-    positive_int,
     usable_device,
 )
 from snapshot.named_model import NamedModel, find_model
@@ -281,9 +281,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--held-out", action="store_true", help="--source is the run's: evaluate its held-out part")
     add("--column", help="the column with the text, in tables; default: the run's, or text")
     add("--documents", choices=DOCUMENT_MODES, help="default: as in the run, or packed")
-    add("--block-size", type=positive_int, help="tokens per window; default: the run's, or 1024")
-    add("--batch-size", type=positive_int, default=8, help="windows computed at once")
-    add("--batches", type=positive_int, help="at most this many; default: all, or as in the run")
+    add("--block-size", type=POSITIVE_INT, help="tokens per window; default: the run's, or 1024")
+    add("--batch-size", type=POSITIVE_INT, default=8, help="windows computed at once")
+    add("--batches", type=POSITIVE_INT, help="at most this many; default: all, or as in the run")
     add("--cache-dir", default="out/data", help="the cache of prepared texts")
     add("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)

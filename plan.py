@@ -50,7 +50,7 @@ from planning.fits import (
     within_machine,
 )
 from snapshot.base import open_base
-from snapshot.command_line import positive_int
+from snapshot.command_line import POSITIVE_INT
 from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError
@@ -354,20 +354,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ..."
     )
-    parser.add_argument("--processes", type=positive_int, default=1, help="GPUs, over all machines")
+    parser.add_argument("--processes", type=POSITIVE_INT, default=1, help="GPUs, over all machines")
     parser.add_argument(
-        "--machines", type=positive_int, default=1, help="that the processes run on; default: 1"
+        "--machines", type=POSITIVE_INT, default=1, help="that the processes run on; default: 1"
     )
     parser.add_argument(
         "--context",
-        type=positive_int,
+        type=POSITIVE_INT,
         default=1,
         metavar="N",
         help="processes that share each sequence: parallelism_config_cp_size",
     )
     parser.add_argument(
         "--tensor",
-        type=positive_int,
+        type=POSITIVE_INT,
         default=1,
         metavar="N",
         help="processes that share each matrix: parallelism_config_tp_size",
@@ -397,7 +397,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--vocab-size",
-        type=positive_int,
+        type=POSITIVE_INT,
         help="default: that of data.tokenizer=bpe:<size>, else 256; GPT-2's is 50257",
     )
     parser.add_argument("--json", action="store_true", help="all figures, in bytes")

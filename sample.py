@@ -30,7 +30,7 @@ from data.tokenizer import Tokenizer
 from data.tokenizer_files import end_ids
 from model.family import LanguageModel
 from model.generate import generate
-from snapshot.command_line import bounded, exit_code_of, model_parser, positive_int, usable_device
+from snapshot.command_line import POSITIVE_INT, bounded, exit_code_of, model_parser, usable_device
 from snapshot.named_model import find_model
 
 SMALLEST = 1e-30
@@ -170,10 +170,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--chat", action="store_true", help="reply to each line of the input")
     add("--system", type=some_text, help="with --chat, the system message")
     add("--tools", type=tools, help="with --chat, a JSON file with a list of tools to call")
-    add("--length", type=positive_int, default=500, help="tokens to add; with --chat at most")
-    add("--samples", type=positive_int, default=1, help="how many texts")
+    add("--length", type=POSITIVE_INT, default=500, help="tokens to add; with --chat at most")
+    add("--samples", type=POSITIVE_INT, default=1, help="how many texts")
     add("--temperature", type=bounded(float, 0, 1e6), default=0.8, help="0: the likeliest token")
-    add("--top-k", type=positive_int, help="sample only from the k most likely tokens")
+    add("--top-k", type=POSITIVE_INT, help="sample only from the k most likely tokens")
     add("--top-p", type=bounded(float, 1e-6, 1), help="and those that sum to this probability")
     add("--seed", type=bounded(int, 0, 2**63 - 1), default=1337, help="equal seeds, equal texts")
     options = parser.parse_args(arguments)

@@ -26,7 +26,7 @@ from planning.allocation_log import LiveBytes
 from training.distributed.accelerator import Accelerator
 from training.evaluation import Sample, held_out_loss
 from training.run import session as session_file
-from training.run import writer
+from training.run import writer as writer_file
 from training.run.command import run_command
 from training.run.writer import SnapshotWriter
 
@@ -123,7 +123,7 @@ def main(config, session) -> int:
     for module in (train, session_file):
         module.held_out_loss = in_phase("evaluation", held_out_loss)
     train.sample_text = in_phase("sampling", last_characters)
-    writer.ThreadPoolExecutor = InThisThread  # whose tensors are counted
+    writer_file.ThreadPoolExecutor = InThisThread  # whose tensors are counted
     with tracker:
         code = train.main(config, session)
     totals = defaultdict(list)

@@ -59,7 +59,7 @@ def bounded(kind: type[int] | type[float], least: float, most: float) -> Callabl
     return number
 
 
-positive_int = bounded(int, 1, 10**9)
+POSITIVE_INT = bounded(int, 1, 10**9)
 """The type of an argument that counts something."""
 
 

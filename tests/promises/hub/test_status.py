@@ -9,13 +9,14 @@ import pytest
 import hubs
 import runs
 import stores
+from config.compose import load_config
+from config.stored import as_yaml
 from disks import as_anybody
 from loopback_hub import LoopbackHub
 from snapshot.__main__ import main
 from store.attempt import Card, Policy, UploadTarget
 from store.kinds import open_store
 from store.uploader import Uploader
-from training.reporting.metrics import as_line
 from training.run.run_dir import RunLock
 
 pytestmark = pytest.mark.filterwarnings(
@@ -76,7 +77,7 @@ def test_the_status_of_a_run_s_folder(finished_run, capsys):
 def test_the_status_of_another_user_s_run(tmp_path, capsys, mode, state):
     run_dir, lock = tmp_path / "run", RunLock()
     lock.acquire(run_dir)
-    (run_dir / "metrics.jsonl").write_bytes(as_line({"event": "train", "step": 1, "loss": 1.0}))
+    (run_dir / "config.yaml").write_text(as_yaml(load_config([])))
     (run_dir / ".lock").chmod(mode)
     with as_anybody():
         assert main(["status", str(run_dir)]) == 0

@@ -147,6 +147,7 @@ def test_each_machine_has_the_exit_code_on_its_own_disk(tmp_path, lock):
 
 
 def test_a_process_that_is_not_its_machines_first_leaves_no_code(tmp_path, monkeypatch, lock):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     lock.leave_code_in(tmp_path)
     lock.note_exit(2)
