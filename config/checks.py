@@ -325,7 +325,7 @@ def _why_no_store(url: str) -> str | None:
     scheme, mark, place = url.partition("://")
     if not mark or not place.strip("/") or scheme in ("http", "https"):
         return "must be the URL of a folder that can be written, such as s3://bucket/run"
-    if scheme == "hf" and not re.fullmatch(rf"{REPO}|buckets/{REPO}(/.*)?", place):
+    if scheme == "hf" and not re.fullmatch(rf"(?!buckets/){REPO}|buckets/{REPO}(/.*)?", place):
         return "must have the form hf://buckets/owner/name"
     if redact_urls(url) != url:
         return "must hold no user, password or query: set them in the environment"

@@ -14,11 +14,11 @@ from snapshot.disk.state import STATE
 
 
 def test_a_finished_run_says_so_and_does_nothing(finished_run, small):
-    before = (finished_run / "metrics.jsonl").read_bytes()
+    before = runs.metrics(finished_run)
     result = runs.train(*small, "model.dropout=0.1", f"run.dir={finished_run}")
     assert result.returncode == 0, result.stderr
     assert "finished at step 30" in result.stdout
-    assert (finished_run / "metrics.jsonl").read_bytes() == before
+    assert runs.metrics(finished_run) == before
 
 
 def test_a_larger_max_steps_extends_a_finished_run(small, tmp_path):
@@ -34,7 +34,7 @@ def test_a_larger_max_steps_extends_a_finished_run(small, tmp_path):
 def test_starting_over_is_asked_for_by_another_folder(small, tmp_path):
     result = runs.train(*small, f"run.dir={tmp_path / 'run'}", "snapshot.resume=never")
     assert result.returncode == 2
-    assert "a run resumes what run.dir holds. To start over, move that away" in result.stderr
+    assert "snapshot.resume=never was removed in 0.2.0: move run.dir away" in result.stderr
     assert not (tmp_path / "run").exists()
 
 

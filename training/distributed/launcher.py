@@ -6,6 +6,7 @@ Nothing else in a run reads environment variables.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -193,5 +194,8 @@ def seconds_since_launch() -> float:
 
 
 def seconds_since_start(process: psutil.Process) -> float:
-    """How long a process has existed, to a second. Raises psutil.NoSuchProcess if it has ended."""
-    return time.time() - float(process.create_time())
+    """How long a process has existed. Raises psutil.NoSuchProcess if it has ended."""
+    created = float(process.create_time())
+    if sys.platform == "linux":  # psutil knows the time of the boot in whole seconds, in both terms
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
+    return time.time() - created
