@@ -156,7 +156,7 @@ FOLLOWED = {
     "a folder": (
         {"a.txt": b"a\n"},
         "",
-        r'Name the files in it, .*"[^"]*/(?P<source>\*\.txt)"',
+        r"named by a pattern such as (?P<source>\*\.txt)",
         {},
         "",
     ),

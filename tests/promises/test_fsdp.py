@@ -141,11 +141,11 @@ def test_a_run_that_sends_once_a_step_is_killed_and_ends_with_the_same_bits(
 @pytest.mark.thorough
 def test_a_finished_run_started_again_does_nothing(launch, large_run):
     words, run_dir = large_run
-    before = manifest_sha256(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
+    before = manifest_sha256(runs.snapshot(run_dir, 2)), runs.metrics(run_dir)
     result = launch("fsdp_cpu.yaml", 2, *words)
     assert "The run is finished at step 2." in result.stdout
     assert "step 1/2" not in result.stdout
-    after = manifest_sha256(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
+    after = manifest_sha256(runs.snapshot(run_dir, 2)), runs.metrics(run_dir)
     assert after == before
 
 

@@ -188,9 +188,15 @@ def launcher() -> Launcher | None:
 
 
 def seconds_since_launch() -> float:
-    """Seconds since the launcher started, over all restarts; without one, since this process."""
+    """Seconds since this process started, or since its launcher if that has restarted it.
+
+    A shell that installs first, and then becomes the launcher, counts as the launcher's start: so
+    the launcher is asked only where the time of earlier attempts is to count.
+    """
     started_by = launcher()
-    return seconds_since_start(psutil.Process() if started_by is None else started_by.process)
+    restarted = env_var("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    process = started_by.process if started_by is not None and restarted else psutil.Process()
+    return seconds_since_start(process)
 
 
 def seconds_since_start(process: psutil.Process) -> float:

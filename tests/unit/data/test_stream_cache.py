@@ -283,7 +283,7 @@ def test_small_windows_are_not_read_ahead_without_a_bound(tmp_path):
 
 def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):
     # Names whose windows do not share one of the cache's 64 locks.
-    begun = {"a": threading.Event(), "c": threading.Event()}
+    begun = {"a": threading.Event(), "b": threading.Event()}
     listings = [replace(huge(40), fingerprint=name) for name in begun]
     missed: list[str] = []
     begins = threading.Event()

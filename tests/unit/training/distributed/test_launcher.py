@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -81,6 +82,17 @@ def test_what_is_exported_makes_no_launcher_of_a_shell(under, monkeypatch, words
         assert launcher.launcher() is None
         since = seconds_since_start(psutil.Process())  # psutil's own is off by up to a second
         assert abs(seconds_since_launch() - since) < 1  # not the shell's
+
+
+@pytest.mark.parametrize(("restarts", "counted"), [("0", "own"), ("1", "launcher's")])
+def test_what_a_shell_did_before_it_became_the_launcher_does_not_count(
+    under, monkeypatch, tmp_path, restarts, counted
+):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    monkeypatch.setattr(launcher, "seconds_since_start", lambda process: process.pid)
+    with under(sys.executable, program(tmp_path, "accelerate"), "launch", "train.py") as parent:
+        pids = {"own": os.getpid(), "launcher's": parent.pid}
+        assert seconds_since_launch() == pids[counted]
 
 
 @pytest.mark.parametrize(
