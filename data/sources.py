@@ -181,7 +181,7 @@ def _source(
     name: str, files: list[DataFile], column: TextColumn, progress: Progress, cache_dir: Path
 ) -> Source:
     """A source of files of this machine: either texts, or tables of one format."""
-    kind = format_of_all(name, files, lambda name: format_of(name) or TEXT)
+    kind = format_of_all(name, files, unknown=TEXT)
     if is_text := kind == TEXT:
         column.check_plain_text(name)
     size = sum(file.size for file in files)

@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import fsspec
 
@@ -41,7 +41,6 @@ from data.reading.rows import check_first_rows, groups_of
 from data.reading.table import MOST_GROUP_BYTES, Table
 
 HUB_URL = "hf://"
-Kind = TypeVar("Kind", str, str | None)
 SAMPLE_BYTES = 1 << 16
 """Both ends of a local file, and its size, identify its content."""
 READERS = 16
@@ -154,8 +153,8 @@ def find_files(
 
 def check_formats(source: str, files: list[DataFile]) -> str:
     """The format of all files. Raises DataError if there are none, or if they have several."""
-    kind = format_of_all(source, files, format_of)
-    if kind is None:
+    kind = format_of_all(source, files)
+    if not kind:
         raise DataError(
             f"data.source={source} cannot be streamed: {files[0].name} is not a table "
             f"({endings(tables=True)}) or a text ({endings(tables=False)}). Set "
@@ -164,8 +163,11 @@ def check_formats(source: str, files: list[DataFile]) -> str:
     return kind
 
 
-def format_of_all(source: str, files: list[DataFile], kind_of: Callable[[str], Kind]) -> Kind:
-    """What `kind_of` says of all names. Raises DataError for several kinds, and for no file."""
+def format_of_all(source: str, files: list[DataFile], unknown: str = "") -> str:
+    """The format of all files; `unknown` stands for that of an unknown extension.
+
+    Raises DataError for several formats, and for no file.
+    """
     if not files:
         plain = (end for end, kind in FORMATS.items() if kind in COMPRESSED_INSIDE)
         raise DataError(
@@ -173,7 +175,7 @@ def format_of_all(source: str, files: list[DataFile], kind_of: Callable[[str], K
             f"files that end in {endings(tables=True)}, and all but {listed(plain)} also with "
             f"{listed(COMPRESSIONS)}. Texts are named by a pattern such as *.txt."
         )
-    kinds = {kind_of(file.name) for file in files}
+    kinds = {format_of(file.name) or unknown for file in files}
     if len(kinds) > 1:
         raise mixed_formats(source, [file.name for file in files])
     return kinds.pop()

@@ -156,11 +156,18 @@ def _records_of(path: Path, step: int) -> list[Record]:
     """The figures of a step, up to the first line that a power loss has damaged."""
     if not path.exists():
         return []
+    records = []
     with open(path, "rb") as opened:
-        begin, end = place_after(opened, step - 1), place_after(opened, step)
-        lines = ((at, line) for at, line in lines_from(opened, begin) if at < end)
-        records = [figures_at(opened, at, line) for at, line in lines]
-        return [record for record in records if record["event"] in KINDS]
+        for at, line in lines_from(opened, place_after(opened, step - 1)):
+            if _is_lost(line):
+                break
+            record = figures_at(opened, at, line)
+            if record["event"] in EVENTS:
+                continue
+            if record["step"] > step:
+                break
+            records.append(record)
+    return records
 
 
 def _is_lost(line: bytes) -> bool:

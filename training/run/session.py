@@ -98,7 +98,7 @@ class Session:
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
-        self.finished = self._waited_for_snapshot = self._last = False
+        self.finished = self._waited_for_snapshot = False
         self._sample: str | None = None
         self._held_out = float("nan")
 
@@ -154,6 +154,11 @@ class Session:
         """The first step of this attempt, counted from 1."""
         return self.state.step + 1
 
+    @property
+    def _is_last(self) -> bool:
+        """Whether the run has taken all of its steps."""
+        return self.state.step >= self.config.train.max_steps
+
     def open(self, model: LanguageModel) -> None:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
@@ -182,8 +187,7 @@ class Session:
             return evaluation_is_pending(config, start, state)
 
         self._pending = decided_by_main(accelerator, begin_on_main)
-        self._last = state.step >= config.train.max_steps
-        self.finished = self._last and not self._pending
+        self.finished = self._is_last and not self._pending
 
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
@@ -284,9 +288,8 @@ class Session:
             self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
         self._due = self._agreement.after(step)
-        self._last = step == self.config.train.max_steps
         if self._due.end:  # before the snapshot, whose upload has the events
-            self.console.note("end" if self._last else "stop", step, self._agreement.reason)
+            self.console.note("end" if self._is_last else "stop", step, self._agreement.reason)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):
@@ -297,7 +300,7 @@ class Session:
     def save(self) -> None:
         """Begin the snapshot of the step; the next update waits for it. All processes call this."""
         assert self._writer is not None
-        self._writer.begin(self.state, self._sample, self._last, self._due.end)
+        self._writer.begin(self.state, self._sample, self._is_last, self._due.end)
 
     def report_evaluation(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
@@ -320,7 +323,7 @@ class Session:
             return EXIT_DONE
         assert self._writer is not None
         self.report.clock.enter(END)
-        if self._last:
+        if self._is_last:
             self._writer.publish(self._sample, self.state.best_loss)
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
@@ -334,7 +337,7 @@ class Session:
         self._timeouts.wait_for_everyone(longest_finish_seconds(self.config))
         self._writer.close()
         self.accelerator.end_training()
-        return EXIT_DONE if self._last else self._agreement.exit_code
+        return EXIT_DONE if self._is_last else self._agreement.exit_code
 
     def note_exit(self, code: int) -> int:
         """Leave an exit code in the run's directory, as `RunLock.note_exit` does."""
