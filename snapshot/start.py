@@ -24,6 +24,7 @@ from snapshot.errors import DiskFault, SnapshotError
 from snapshot.run_store import RunStore, contents_at_start, with_newest
 from snapshot.source import find, naming
 from store.errors import StoreError
+from store.events import event_in
 from store.fetch import Contents, NoneWhole, StateCheck, fetch_newest
 from store.latest import Latest
 from store.records import METRICS
@@ -92,9 +93,9 @@ def choose_start(
 
 
 def has_steps(run_dir: Path) -> bool:
-    """Whether a run has recorded metrics in its directory, with or without snapshots."""
-    with suppress(OSError):
-        return (run_dir / METRICS).stat().st_size > 0
+    """Whether a run has recorded more in its directory than that it began."""
+    with suppress(OSError), open(run_dir / METRICS, "rb") as opened:
+        return any(event_in(line) is None for line in opened)
     return False
 
 

@@ -7,6 +7,8 @@ import pytest
 from small_snapshots import trained, write
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
+from training.reporting.events import Events
+from training.reporting.metrics import MetricsFile
 from training.run.run_dir import RunLock
 
 LINE = '{"event": "train", "step": 1, "loss": 1.0}\n'
@@ -16,6 +18,13 @@ def test_a_start_makes_the_snapshot_folder_before_any_step(tmp_path):
     RunLock().acquire(tmp_path)
     assert (tmp_path / "snapshots").is_dir()
     (tmp_path / "metrics.jsonl").write_text("")
+    assert choose_start(tmp_path, "auto").warnings == ()
+
+
+def test_a_run_that_only_began_has_no_steps(tmp_path):
+    """It was killed, or refused, between its first line and its first step."""
+    RunLock().acquire(tmp_path)
+    Events(MetricsFile(tmp_path / "metrics.jsonl", 0), "a" * 32).add("start", 0, "from scratch")
     assert choose_start(tmp_path, "auto").warnings == ()
 
 
