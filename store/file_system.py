@@ -1,19 +1,24 @@
-"""A folder of any file system that fsspec can open, as a store of files: S3, GCS, Azure, ..."""
+"""Stores of files in this project: any file system of fsspec, a disk, a bucket of the Hub."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import stat
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from huggingface_hub.utils._xet import abort_xet_session
+
 from common.failures import NO_CREDENTIALS, failure_of
-from common.hub_client import SLOWEST_BYTES_PER_SECOND
+from common.hub_client import SLOWEST_BYTES_PER_SECOND, hub_api, open_xet_session
 from common.printable import redact_urls
 from snapshot.errors import SnapshotError
 from store.errors import (
@@ -23,16 +28,26 @@ from store.errors import (
     StoreRefused,
     StoreUnreachable,
     Unsupported,
+    translate,
 )
-from store.files import BLOCK_BYTES, Files
+from store.files import BLOCK_BYTES, PART, Files
+from store.latest import SNAPSHOTS
+from store.store import BRANCH, PREFIX
 
 Answer = TypeVar("Answer")
 MOST_BLOCKS = 9_000
 """S3 takes 10,000 parts of a file."""
+BUCKETS = f"{PREFIX}buckets/"
+"""How the URL of a bucket of the Hub begins."""
+READ_AHEAD_BYTES = 64 << 10
+"""The Hub's file system reads so much more than it is asked for."""
 
 
 class FileSystem(Files):
-    """One folder. Every method raises StoreError; OSError is of this machine's own disk."""
+    """A folder of any file system that fsspec can open: S3, GCS, Azure, ...
+
+    Every method raises StoreError; OSError is of this machine's own disk.
+    """
 
     def __init__(self, url: str, timeout: float = 60.0, **options: Any) -> None:
         """`timeout`: seconds that a request waits for data; `options` are fsspec's.
@@ -85,15 +100,9 @@ class FileSystem(Files):
         try:
             return self._write(self._at(path), source)
         except NoFile:  # of a store that has folders
-            self._make_folders(path)
+            folder = self._at(path).rpartition("/")[0]
+            self._ask(partial(self._fs.makedirs, folder, exist_ok=True))
             return self._write(self._at(path), source)
-
-    def _make_folders(self, path: str) -> None:
-        names = path.split("/")[:-1]
-        for count in range(len(names)):
-            folder = self._at("/".join(names[: count + 1]))
-            with suppress(StoreError):  # it exists, or the write says what is wrong
-                self._ask(partial(self._fs.mkdir, folder, create_parents=False))
 
     def _write(self, path: str, source: BinaryIO) -> str:
         size = source.seek(0, os.SEEK_END)
@@ -165,6 +174,128 @@ class FileSystem(Files):
         elif number == errno.ENOSYS or isinstance(error, NotImplementedError):
             kind, sentence = Unsupported, f"{self.name} cannot do that ({failure})."
         return kind(sentence, failure.short)
+
+
+class Disk(FileSystem):
+    """A folder of a disk, which may be shared by machines, and may not be mounted.
+
+    It is never created by an upload, and a folder that cannot be listed is an error: "nothing is
+    there" would begin the run again.
+    """
+
+    def _check(self, folder: str = "") -> None:
+        """Raise StoreMissing if there is no such folder: the disk may not be mounted."""
+        folder = folder or self._root
+        with suppress(NoFile):
+            if stat.S_ISDIR(self._ask(partial(os.stat, folder)).st_mode):
+                return
+        raise StoreMissing(
+            f"there is no folder {folder}. Mount that disk, or check {self.key}.", "no folder"
+        )
+
+    def create(self, private: bool) -> None:
+        """Create the folder, in one that must exist."""
+        self._check(str(Path(self._root).parent))
+        self._ask(partial(Path(self._root).mkdir, exist_ok=True))
+
+    def list_files(self) -> dict[str, int]:
+        """The sizes of all files by path."""
+        self._check()
+        return self._ask(partial(files_below, Path(self._root)))
+
+    def write(self, path: str, source: BinaryIO) -> str:
+        """Write a file, which appears under its name when all of it is on the disk."""
+        self._check()
+        target, part = Path(self._at(path)), Path(self._at(f"{PART}{uuid.uuid4().hex[:8]}"))
+        size, digest = source.seek(0, os.SEEK_END), hashlib.sha256()
+        source.seek(0)
+
+        def write() -> None:
+            try:
+                with open(part, "wb") as opened:
+                    while block := source.read(BLOCK_BYTES):
+                        digest.update(block)
+                        opened.write(block)
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                target.parent.mkdir(parents=True, exist_ok=True)
+                part.replace(target)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+
+        self._ask(write, size)
+        return digest.hexdigest()
+
+    def delete(self, path: str) -> None:
+        """Delete a file, and its folder if that is empty then."""
+        super().delete(path)
+        with suppress(OSError):
+            Path(self._at(path)).parent.rmdir()
+
+
+def files_below(root: Path) -> dict[str, int]:
+    """The sizes of all files of a folder by path; links to folders are followed.
+
+    Raises OSError for a folder that cannot be read, unless no snapshot can be there, and for a link
+    to nothing, perhaps to a disk that is not mounted. What is deleted meanwhile is left out.
+    """
+
+    def refuse(error: OSError) -> None:
+        inside = Path(error.filename).relative_to(root).parts
+        is_systems = isinstance(error, PermissionError) and inside and inside[0] != SNAPSHOTS
+        is_gone = isinstance(error, FileNotFoundError) and inside
+        if not (is_systems or is_gone):  # lost+found of a whole disk
+            raise error
+
+    sizes = {}
+    for folder, _, names in os.walk(root, onerror=refuse, followlinks=True):
+        for path in (Path(folder, name) for name in names):
+            try:
+                sizes[path.relative_to(root).as_posix()] = path.stat().st_size
+            except FileNotFoundError:
+                if path.is_symlink():
+                    raise OSError(errno.EIO, "a link to nothing", str(path)) from None
+    return sizes
+
+
+class Bucket(FileSystem):
+    """A bucket of the Hub, or a folder in one. Every method raises StoreError."""
+
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        """`url`: `hf://buckets/owner/name`; `timeout`: seconds that a request waits for data."""
+        self._api = hub_api(timeout)
+        super().__init__(url, timeout, block_size=READ_AHEAD_BYTES)
+        self._id = "/".join(self._root.split("/")[1:3])
+
+    def is_private(self) -> bool:
+        """Whether only its owner can see it."""
+        return bool(self._ask(partial(self._api.bucket_info, self._id)).private)
+
+    def create(self, private: bool) -> None:
+        """Create the bucket, if it does not exist."""
+        self._ask(partial(self._api.create_bucket, self._id, private=private, exist_ok=True))
+
+    def remove(self) -> None:
+        """Remove the bucket, or the folder in one."""
+        if self._root != f"buckets/{self._id}":
+            super().remove()
+            return
+        with suppress(NoFile):
+            self._ask(partial(self._api.delete_bucket, self._id, missing_ok=True))
+
+    def write(self, path: str, source: BinaryIO) -> str:
+        """Write a file; returns its SHA-256."""
+        open_xet_session()
+        return super().write(path, source)
+
+    def translated(self, error: Exception) -> StoreError:
+        """The error of the right kind."""
+        if isinstance(error, TimeoutError):
+            abort_xet_session()  # an upload through Xet has no limit of its own
+        elif not isinstance(error, FileNotFoundError):
+            return translate(error, self.name, BRANCH, NoFile)
+        return super().translated(error)
 
 
 def _file_system(protocol: str, name: str, options: dict[str, Any]) -> Any:

@@ -11,7 +11,6 @@ contents, manifest.json, latest.json, then deletions.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from abc import abstractmethod
@@ -23,15 +22,13 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from snapshot.disk.folder import MANIFEST, SYSTEM_FILES, entries_in, parse_json
-from snapshot.disk.state import STATE, state_in
+from snapshot.disk.folder import SYSTEM_FILES
 from snapshot.errors import SnapshotError
 from store.errors import NoFile, StoreError, StoreMoved, StoreUnreachable
-from store.latest import FOLDER, LATEST, Latest, folders_in, remote_step
+from store.latest import FOLDER, LATEST
 from store.store import (
     BRANCH,
     LARGEST_LATEST_BYTES,
-    LARGEST_MANIFEST_BYTES,
     Addition,
     Head,
     RemoteFile,
@@ -40,7 +37,8 @@ from store.store import (
 )
 
 RECORDS = re.compile(r"metrics\.jsonl|proof\.json")
-PARTS = re.compile(r"(snapshots/)?\.partial-[0-9a-z]{1,8}")
+PART = ".partial-"
+"""How a file of a disk begins until all of it is there."""
 BLOCK_BYTES = 8 << 20
 """What one request of a long transfer carries."""
 
@@ -180,26 +178,7 @@ class Files(Store):
         """
         known = {path for path in paths if FOLDER.fullmatch(path) or path == LATEST}
         for path in sorted(set(paths) - known):
-            is_known = PARTS.fullmatch(path) or (known and RECORDS.fullmatch(path))
+            is_known = path.startswith(PART) or (known and RECORDS.fullmatch(path))
             if not (is_known or SYSTEM_FILES.fullmatch(path.rpartition("/")[2])):
                 return path
         return None
-
-    def latest(self, head: Head) -> Latest | None:
-        """`latest.json`; without one, what it would say of the newest whole snapshot.
-
-        A run's first upload may be cut off before that file. Raises as `Store.latest` does.
-        """
-        folders = [] if LATEST in head.files else folders_in(head.files)
-        return self._described(head, folders[0]) if folders else super().latest(head)
-
-    def _described(self, head: Head, folder: str) -> Latest:
-        paths = [f"{folder}/{name}" for name in (MANIFEST, STATE)]
-        sizes = [head.files[path].size if path in head.files else math.inf for path in paths]
-        if max(sizes) > LARGEST_MANIFEST_BYTES:
-            raise SnapshotError(f"{folder} of {self.name} lacks a small file, or has a large one")
-        manifest, content = (self.read(head, path, LARGEST_MANIFEST_BYTES) for path in paths)
-        entries_in(parse_json(manifest, paths[0]), f"{paths[0]} of {self.name}")
-        state = state_in(parse_json(content, paths[1]), f"{paths[1]} of {self.name}")
-        digest = sha256(manifest).hexdigest()
-        return Latest(state.run_id, state.attempt_id, 1, remote_step(folder), folder, digest)

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from snapshot.disk.folder import visible
 from snapshot.errors import SnapshotError
-from store.bucket import BUCKETS, Bucket
-from store.disk import Disk
-from store.file_system import FileSystem
+from store.file_system import BUCKETS, Bucket, Disk, FileSystem
 from store.hub import REPO_ID, Hub
 from store.store import BRANCH, PREFIX, Store
 

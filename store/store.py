@@ -178,7 +178,7 @@ class Store(ABC):
     def latest_during_run(self, head: Head) -> Latest | None:
         """`latest.json`, for an upload. Raises StoreRefused while it cannot be read."""
         try:
-            return Store.latest(self, head)
+            return self.latest(head)
         except SnapshotError as error:  # it may be that of an attempt that lives
             raise StoreRefused(
                 f"{error}, so it is unknown which attempt owns {self.name}. Restore that file.",

@@ -19,8 +19,8 @@ from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import merge
-from store.bucket import Bucket
 from store.errors import StoreError
+from store.file_system import Bucket
 from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
 from training.run.same_run import refuse_other_run

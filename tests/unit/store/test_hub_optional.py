@@ -18,8 +18,8 @@ from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
 from snapshot.run_store import RunStore
 from snapshot.start import Start, choose_start, newest_of_disk_and_store
-from store.disk import Disk
 from store.fetch import INFERENCE, fetch_newest, read_store
+from store.file_system import Disk
 from store.hub import Hub
 from training.run.uploading import begin_uploads
 

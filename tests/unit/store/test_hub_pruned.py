@@ -12,7 +12,7 @@ from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
-from store.disk import Disk
+from store.file_system import Disk
 from store.hub import Hub
 from store.store import Store
 
