@@ -41,7 +41,7 @@ from training.distributed.accelerator import (
     is_compiled,
 )
 from training.memory import is_out_of_memory
-from training.reporting.machine import fp8_gain, published_peak
+from training.reporting.speed import fp8_gain, published_peak
 from training.step import compute_reproducibly, make_optimizer
 
 STORED_AS = "bf16"

@@ -50,7 +50,7 @@ def launch(
 
 
 def flops_per_token(parameters: int, shape: dict[str, int]) -> float:
-    """As training.reporting.machine.flops_per_token, for a GPT of whose parameters only the number
+    """As model.flops_per_token, for a GPT of whose parameters only the number
     is known.
     """
     matrices = parameters - shape["block_size"] * shape["n_embd"]

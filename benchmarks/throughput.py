@@ -36,7 +36,7 @@ from turns import Contestant, other, ours, record, take_turns
 from undisturbed import largest, total
 
 sys.path.insert(0, str(ROOT))
-from training.reporting.machine import published_peak
+from training.reporting.speed import published_peak
 
 HEADERS = (
     "contestant",

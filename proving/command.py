@@ -27,7 +27,7 @@ from snapshot.disk.state import versions
 from training.distributed.launcher import is_main_process, launched
 from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.console import make_output_lossy, say_error
-from training.reporting.proof import FORMAT_VERSION, PROOF, folder_of_proof
+from training.run.records import PROOF, folder_of_proof
 
 COLOURS = {GREEN: "\033[32m", RED: "\033[31m", GREY: "\033[90m"}
 NAMES, STATUS = 32, 7
@@ -85,7 +85,7 @@ def as_main(
         print(f"\nfirst row, with what the model learns to write in »«:\n{marked(proof.first_row)}")
     print(f"\n{said}, in {seconds:.0f} s\nrecord    {launch.folder / PROOF}", flush=True)
     content = {
-        "format_version": FORMAT_VERSION,
+        "summary": f"{said}, on {proof.machine}",
         "run": config.run.name,
         "words": [redact_urls(word) for word in words],
         "processes": count,

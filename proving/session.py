@@ -30,7 +30,7 @@ from snapshot.disk.folder import step_of, write_json
 from snapshot.disk.load import TIE
 from training.distributed.accelerator import split_of, unwrapped
 from training.distributed.launcher import is_main_process
-from training.reporting.machine import computed_on
+from training.reporting.header import computed_on
 from training.run.run_dir import RunLock
 from training.run.session import Session
 from training.run.stopping import Agreement, Due

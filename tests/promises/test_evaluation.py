@@ -21,8 +21,8 @@ from snapshot.disk.state import RunState, read_state
 from snapshot.start import Start
 from training.evaluation import sample_text
 from training.exits import TrainingStopped
+from training.reporting.header import rate_jump
 from training.reporting.metrics import MetricsFile, read_metrics
-from training.reporting.summary import rate_jump
 from training.run.evaluations import evaluation_is_pending
 
 

@@ -14,9 +14,8 @@ from config.compose import load_config
 from data.public_names import public_name, public_resume
 from snapshot.disk.state import read_state
 from snapshot.named_model import find_model
-from store.events import read_events
-from training.reporting.events import Events
-from training.reporting.metrics import MetricsFile
+from training.reporting.console import Events
+from training.reporting.metrics import MetricsFile, read_events
 from training.run.records import _places
 
 SECRET = "Zebra Clinic"

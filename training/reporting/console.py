@@ -1,27 +1,37 @@
-"""What a run prints, on the main process. Output that cannot be written never ends the run."""
+"""What a run says: lines on the console, a progress bar, and lines on what happened to the run.
+
+Output that cannot be written never ends the run.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import select
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from common.printable import printable, redact_urls
-from training.reporting.events import Events
-from training.reporting.machine import Speed
+from snapshot.disk.folder import expanded
+from training.reporting.metrics import EVENTS, LONGEST_TEXT, MetricsFile, read_events
+from training.reporting.speed import Speed
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 BAR_COLUMNS = len("100%|#| step / [00:00<00:00], ")
 """Columns of a line besides the figures and the two numbers of steps."""
+
+
+FOLDERS = re.compile(r"\S*/")
 
 
 class LossyFile(io.FileIO):
@@ -82,6 +92,48 @@ def write_now(text: str, seconds: float) -> None:
         number = sys.stderr.fileno()
         if select.select([], [number], [], seconds)[1]:
             os.write(number, text.encode())
+
+
+class Events:
+    """Adds to metrics.jsonl what happens to a run.
+
+    That file travels with the store of the run, which others may read: its texts name no folders.
+    """
+
+    def __init__(self, metrics: MetricsFile, attempt_id: str, places: Iterable[str] = ()) -> None:
+        """No text shows `places`, which are paths of this machine."""
+        self._metrics, self._attempt = metrics, attempt_id[:8]
+        self._folders = _folders_of(places)
+
+    def add(self, event: str, step: int, text: str = "") -> None:
+        """Add an event, one of `EVENTS`. Any thread may call this."""
+        assert event in EVENTS, event
+        line = {
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "attempt": self._attempt,
+            "event": event,
+            "step": step,
+            "text": self._shown(text),
+        }
+        self._metrics.append([line])
+
+    def has_warning(self, text: str) -> bool:
+        """Whether there is a warning with this text, of any attempt."""
+        events, shown = read_events(self._metrics.path), self._shown(text)
+        return any(event["event"] == "warning" and event["text"] == shown for event in events)
+
+    def _shown(self, text: str) -> str:
+        shown = printable(redact_urls(text))
+        for folder in self._folders:
+            shown = shown.replace(f"{folder}/", "").replace(folder, PurePath(folder).name)
+        return FOLDERS.sub("", shown)[:LONGEST_TEXT]
+
+
+def _folders_of(places: Iterable[str]) -> list[str]:
+    """The folders of paths, as written and as absolute paths, the longest first."""
+    paths = [p for place in places if place for p in (PurePath(place), expanded(place).absolute())]
+    folders = {str(f) for path in paths for f in (path, *path.parents) if len(f.parts) > 1}
+    return sorted(folders, key=len, reverse=True)
 
 
 @dataclass

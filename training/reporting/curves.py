@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from array import array
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from config.schema import Config
 from training.distributed.launcher import draw_into_files
 from training.reporting.console import Console
-from training.reporting.metrics import figures_at, lines_from
+from training.reporting.metrics import figures_of, lines_from
 
 CURVES = "curves.png"
 MOST_POINTS = 500
@@ -25,10 +24,11 @@ class Losses:
     """The losses of a run, read from its metrics.jsonl; each line is read once."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
+        self._path = path
         self._clear()
 
     def _clear(self) -> None:
+        self._read = 0
         self.steps, self.train = array("q"), array("d")
         """Steps, and their losses."""
         self.held_out: list[tuple[int, float]] = []
@@ -38,13 +38,9 @@ class Losses:
         """Read the lines that were added since. Raises OSError and ConfigError."""
         with open(self._path, "rb") as opened:
             if os.fstat(opened.fileno()).st_size < self._read:  # somebody has removed lines
-                self._read = 0
                 self._clear()
-            for at, line in lines_from(opened, self._read):
-                if not line.endswith(b"\n"):
-                    break
-                self._read = at + len(line)
-                figures = figures_at(opened, at, line)
+            for end, line in lines_from(opened, self._read):
+                self._read, figures = end, figures_of(opened, end, line)
                 if figures["event"] == "train":
                     self.steps.append(figures["step"])
                     self.train.append(figures["loss"])
@@ -77,15 +73,9 @@ def draw_curves(losses: Losses, title: str, path: Path, unit: str = "token") -> 
     figure.subplots_adjust(left=0.09, right=0.97, bottom=0.12, top=0.84)
     averaged = _averaged(np.array(losses.steps), np.array(losses.train))
     axes.plot(*averaged, color="tab:blue", linewidth=1, label="training")
-    held_out = losses.held_out
-    axes.plot(
-        [step for step, _ in held_out],
-        [loss for _, loss in held_out],
-        color="tab:orange",
-        marker="o",
-        markersize=4,
-        label="held out" + (f", last {held_out[-1][1]:.3f}" if held_out else ""),
-    )
+    label = "held out" + (f", last {losses.held_out[-1][1]:.3f}" if losses.held_out else "")
+    points = np.array(losses.held_out).reshape(-1, 2).T
+    axes.plot(*points, color="tab:orange", marker="o", markersize=4, label=label)
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss (nats per {unit})")
     title = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 3]}..."
@@ -103,15 +93,10 @@ def draw_curves(losses: Losses, title: str, path: Path, unit: str = "token") -> 
 
 
 def _averaged(steps: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean step and loss over groups of consecutive steps, because single steps are noisy.
-
-    There are at most about `MOST_POINTS` groups.
-    """
+    """Mean step and loss over about `MOST_POINTS` groups of steps, as single steps are noisy."""
     if not len(steps):
         return steps, losses
-    usual = -(-(steps[-1] - steps[0] + 1) // MOST_POINTS)
-    begins = [0, *(np.flatnonzero(np.diff(steps) != 1) + 1), len(steps)]
-    runs = [(a, b, max(1, round((b - a) / usual))) for a, b in pairwise(begins)]
-    edges = np.concatenate([np.linspace(a, b, n, endpoint=False, dtype=int) for a, b, n in runs])
+    groups = min(len(steps), MOST_POINTS)
+    edges = np.linspace(0, len(steps), groups, endpoint=False, dtype=int)
     sizes = np.diff([*edges, len(steps)])
     return np.add.reduceat(steps, edges) / sizes, np.add.reduceat(losses, edges) / sizes

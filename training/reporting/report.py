@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from training.distributed.processes import equal_on_all
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
-from training.reporting.timing import EVALUATION, PASSES, SNAPSHOT, PhaseClock
+from training.reporting.speed import PASSES, PhaseClock
 from training.reporting.trackers import values_of
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
@@ -84,26 +83,8 @@ class Report:
         """The steps since the last `write`."""
         self._names_compared = False
         """Whether all processes are known to collect metrics of the same names."""
-        self._since = time.perf_counter()
-        """Seconds of forward and backward until the last call of `write`."""
-
-    def resume_clock(self) -> None:
-        """Continue to time the steps: their speed does not include evaluation and snapshots."""
-        self._since = time.perf_counter()
-        self.clock.enter(PASSES)
-
-    def pause_clock(self) -> None:
-        """Stop timing: what follows is no step."""
-        self.clock.enter(EVALUATION)
-
-    def wait_for(self, work: Callable[[], object]) -> float:
-        """Run `work`, which is not part of the present step, and return its seconds."""
-        begun = time.perf_counter()
-        with self.clock.within(SNAPSHOT):
-            work()
-        seconds = time.perf_counter() - begun
-        self._since += seconds
-        return seconds
+        self._seconds = 0.0
+        """Seconds of the steps until the last call of `write`."""
 
     def add(
         self,
@@ -145,7 +126,7 @@ class Report:
         norms = torch.stack(whole_norms).float().tolist()
         metrics = self._mean_metrics(accelerator)
         self.collected = []
-        seconds = time.perf_counter() - self._since
+        seconds = self.clock.seconds_of_steps - self._seconds
         speed = self.tokens_per_step * len(collected) / seconds
         share = self.console.speed.share(speed)
         measured = {} if share is None else {"mfu": round(share, 6)}
@@ -188,7 +169,7 @@ class Report:
             skipped=self.skipped,
             hub_status=hub_status,
         )
-        self._since = time.perf_counter()
+        self._seconds += seconds
 
     def _mean_metrics(self, accelerator: Accelerator) -> list[dict[str, float]]:
         """The other metrics of each collected step: means over the processes, all in one message.

@@ -1,14 +1,12 @@
-"""Trackers of accelerate, which a run reports to. One that fails or hangs costs the run nothing."""
+"""Trackers of accelerate, which a run reports to. One that fails costs the run nothing."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from math import inf
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 from accelerate import Accelerator
@@ -18,7 +16,6 @@ from accelerate.tracking import (
     TensorBoardTracker,
     WandBTracker,
 )
-from accelerate.utils import listify
 
 from config.schema import Config, ConfigError
 from config.stored import as_plain
@@ -28,12 +25,9 @@ from training.reporting.metrics import Record, read_metrics
 
 FOLDER = "trackers"
 """A folder of the run's directory, for the files of trackers that have any."""
-THREAD = "tracker"
 SENT_AGAIN = 1_000
 """Steps before a snapshot that are sent again at a resume: a kill may have come before they were
 sent. They have the same values."""
-MOST_BEHIND_SECONDS = 600.0
-"""A tracker that takes a row so late is switched off."""
 END_SECONDS = 30.0
 """How long the end of a run waits for all of its trackers."""
 
@@ -67,7 +61,7 @@ OURS = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 class Tracker(GeneralTracker):
-    """A tracker of accelerate's, which a thread calls. It is off once a call fails, or hangs."""
+    """A tracker of accelerate's that is off once one of its calls has failed."""
 
     requires_logging_directory = False
 
@@ -76,79 +70,56 @@ class Tracker(GeneralTracker):
         super().__init__()
         self._make, self._console = make, console
         self._tracker: GeneralTracker | None = None
-        self._calls: SimpleQueue[tuple[float, Callable[[GeneralTracker], object] | None]]
-        self._calls = SimpleQueue()
-        self._oldest = inf
-        """When the call that the thread is in was made; infinite while there is none."""
-        self._ended = Event()
-        self.is_off = False
 
     @property
     def tracker(self) -> Any:
-        """The run of the tracker's own library; None before it has begun."""
+        """The run of the tracker's own library; None where it is off."""
         return None if self._tracker is None else self._tracker.tracker
 
     def start(self) -> None:
-        """Begin in the background."""
-        Thread(target=self._work, name=THREAD, daemon=True).start()
+        """Begin the run there, or continue it."""
+
+        def begin(_: object) -> None:
+            self._tracker = self._make()
+            self._tracker.start()
+            if url := getattr(self._tracker.tracker, "url", None):
+                self._console.say(f"{self.name:<10}{url}")
+
+        self._call(begin)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Send the configuration of the run."""
-        self._call(lambda tracker: tracker.store_init_configuration(values))
+        if self._tracker is not None:
+            self._call(lambda tracker: tracker.store_init_configuration(values))
 
     def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
         """Send the values of a step."""
-        read = listify(values)  # a tensor may change before the thread reads it
-        self._call(lambda tracker: tracker.log(read, step=step, **options))
+        if self._tracker is not None:
+            self._call(lambda tracker: tracker.log(values, step=step, **options))
 
     def finish(self, seconds: float = END_SECONDS) -> None:
-        """End the run there, and wait at most so long."""
-        if self.is_off:
+        """End the run there, and wait at most so long: its server may not answer."""
+        if self._tracker is None:
             return
-        self.close()
-        if not self._ended.wait(max(0.0, seconds)):
+        thread = Thread(target=self._call, args=[lambda t: t.finish()], daemon=True)
+        thread.start()
+        thread.join(max(0.0, seconds))
+        if thread.is_alive():
             self._switch_off("it has not taken all steps in time")
+        self._tracker = None
 
-    def close(self) -> None:
-        """Send nothing more."""
-        self._calls.put((inf, None))
-
-    def _call(self, call: Callable[[GeneralTracker], object]) -> None:
-        if self.is_off:
-            return
-        self._calls.put((time.monotonic(), call))
-        if time.monotonic() - self._oldest > MOST_BEHIND_SECONDS:
-            self._switch_off(f"it is {MOST_BEHIND_SECONDS:.0f} s behind")
-
-    def _work(self) -> None:
+    def _call(self, call: Callable[[Any], object]) -> None:
         try:
-            self._oldest = time.monotonic()
-            self._tracker = tracker = self._make()
-            tracker.start()
-            if url := getattr(tracker.tracker, "url", None):
-                self._console.say(f"{self.name:<10}{url}")
-            while True:
-                self._oldest = inf
-                self._oldest, call = self._calls.get()
-                if call is None or self.is_off:
-                    break
-                call(tracker)
-            tracker.finish()
-        except BaseException as error:  # whatever its library raises
+            call(self._tracker)
+        except (Exception, SystemExit) as error:  # whatever its library raises
             self._switch_off(" ".join(str(error).split()) or repr(error))
-        self._ended.set()
-        if self.is_off:
-            # The thread stays, so that the process ends without the exit handlers of the library:
-            # wandb's would wait half a minute, and longer, for a server that does not answer.
-            Event().wait()
 
     def _switch_off(self, why: str) -> None:
-        if not self.is_off:
-            self.is_off = True
-            self._console.warn(
-                f"run.tracker={self.name} is off until the next start: {why.rstrip('.')}. "
-                f"{METRICS} has every step."
-            )
+        self._tracker = None
+        self._console.warn(
+            f"run.tracker={self.name} is off until the next start: {why.rstrip('.')}. "
+            f"{METRICS} has every step."
+        )
 
 
 def open_trackers(
@@ -170,11 +141,7 @@ def open_trackers(
             "name": run.name,
             "resume": "allow",
             "dir": folder,
-            "settings": {
-                "console": "off",
-                "x_disable_meta": True,
-                "disable_git": True,
-            },
+            "settings": {"console": "off", "x_disable_meta": True, "disable_git": True},
         },
         # Rows of the machine's load have no step.
         "trackio": {
@@ -201,10 +168,8 @@ def open_trackers(
 
 
 def close_trackers(accelerator: Accelerator, seconds: float) -> None:
-    """Let the trackers take what they have not taken yet, and wait at most so long."""
+    """End the run in the trackers, and wait at most so long for all of them."""
     until = time.monotonic() + min(END_SECONDS, seconds)
-    for tracker in accelerator.trackers:
-        tracker.close()
     for tracker in accelerator.trackers:
         tracker.finish(until - time.monotonic())
 

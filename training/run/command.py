@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -13,17 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from accelerate.state import PartialState
-
 from config.compose import load_config, run_dir_of
 from config.help import help_text
 from config.schema import Config, ConfigError
 from config.stored import as_yaml
 from data.errors import TextLost
-from data.streaming.walk import PREFETCH
 from training.distributed.launcher import (
     is_local_main_process,
-    launched,
     launcher,
     restarts_left,
 )
@@ -42,7 +37,6 @@ from training.exits import (
 )
 from training.memory import in_words
 from training.reporting.console import make_output_lossy, say_error
-from training.reporting.trackers import THREAD as TRACKER
 from training.run.run_dir import RunLock
 from training.run.session import Session
 from training.run.stopping import CAUSES, Phase
@@ -175,20 +169,12 @@ def _end_launcher(code: int, lock: RunLock) -> None:
 
 
 def _leave(code: int, lock: RunLock) -> NoReturn:
-    """End the process.
+    """End the process at once, with everything written, and wait for no thread or exit handler.
 
     With several gloo processes an ordinary exit aborts about half the time (seen with torch 2.13),
-    and the launcher takes that for a failure. So those leave at once, with everything written.
+    and the launcher takes that for a failure. Exit handlers of trackers wait for their servers.
     """
     code = lock.note_exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the Hub client, those that read a streamed text, and those of trackers that hang or
-    # have failed: none of them is waited for.
-    busy = any(
-        not thread.daemon or thread.name in (PREFETCH, TRACKER)
-        for thread in threading.enumerate()[1:]
-    )
-    if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or busy:
-        os._exit(code)
-    sys.exit(code)
+    os._exit(code)

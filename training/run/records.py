@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
 
 from huggingface_hub import constants
 
@@ -21,11 +22,16 @@ from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from store.errors import StoreError
 from store.records import METRICS, fetch_metrics
-from training.reporting.console import Console
-from training.reporting.events import Events
-from training.reporting.metrics import MetricsFile, add_fetched, has_step, metrics_up_to
-from training.reporting.proof import PROOF, read_proof
+from training.reporting.console import Console, Events
+from training.reporting.metrics import (
+    MetricsFile,
+    add_fetched,
+    metrics_up_to,
+    read_metrics,
+)
 from training.run.run_dir import not_writable
+
+PROOF = "proof.json"
 
 
 def begin_records(
@@ -91,7 +97,7 @@ def fetch_missing(config: Config, start: Start, state: RunState) -> str:
     if contents is None or latest is None or latest.run_id != state.run_id:
         return ""
     try:
-        if has_step(run_dir / METRICS, state.step):
+        if read_metrics(run_dir / METRICS, state.step - 1):
             return ""
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
             fetched = with_retries(lambda: fetch_metrics(contents, Path(folder)))
@@ -103,6 +109,20 @@ def fetch_missing(config: Config, start: Start, state: RunState) -> str:
             f"{str(error).rstrip('.')}. The curves of this run begin at step {state.step + 1}."
         )
     return ""
+
+
+def folder_of_proof(run_dir: str | Path) -> Path:
+    """Where prove.py records what it has checked for a run: next to its directory."""
+    return Path(f"{run_dir}-proof")
+
+
+def read_proof(run_dir: str | Path) -> dict[str, Any] | None:
+    """What prove.py recorded for a run, with its `summary`; None without a record of it."""
+    with suppress(OSError, ValueError):
+        proof = json.loads((folder_of_proof(run_dir) / PROOF).read_text(encoding="utf-8"))
+        if isinstance(proof, dict) and isinstance(proof.get("summary"), str):
+            return proof
+    return None
 
 
 def records_for_upload(config: Config) -> Callable[[int], dict[str, bytes]]:

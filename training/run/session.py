@@ -42,12 +42,11 @@ from training.distributed.processes import ProcessGroupTimeouts, decided_by_main
 from training.evaluation import Sample, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
-from training.reporting import summary
+from training.reporting import header
 from training.reporting.console import Console, write_now
-from training.reporting.machine import computed_on, speed_of
 from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
-from training.reporting.timing import END, UPDATE, UPLOAD
+from training.reporting.speed import END, EVALUATION, PASSES, UPDATE, UPLOAD, speed_of
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.kernels import choose_attention, fit_threads, refuse_requested_kernel
@@ -138,7 +137,7 @@ class Session:
             refuse_other_run(start.state, as_plain(config), data_facts(corpus))
         begin_stream(corpus, config, start.state)
         base = None if pretrained is None else pretrained.base
-        machine = computed_on(accelerator, config.run)
+        machine = header.computed_on(accelerator, config.run)
         self.state = state_at(start, config, corpus, machine, base)
         self._generation = generation(pretrained, corpus)
 
@@ -178,7 +177,7 @@ class Session:
         def begin_on_main() -> bool:
             """Begin the records and the uploads; whether the newest step is yet to evaluate."""
             self._metrics = begin_records(console, config, start, state, code)
-            summary.print_header(
+            header.print_header(
                 console, accelerator, config, self.corpus, model, start, state, is_untied
             )
             if self._fewer_threads is not None:
@@ -250,7 +249,7 @@ class Session:
         """
         first = self.next_step
         self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
-        self.report.resume_clock()  # the first speed is that of steps, too
+        self.report.clock.enter(PASSES)  # the first speed is that of steps, too
         for step in range(first, self.config.train.max_steps + 1):
             self._waited_for_snapshot = False
             self._loss_parts.clear()  # of passes that were no step's
@@ -262,7 +261,7 @@ class Session:
             if self._due.end:
                 return
             if any_due:
-                self.report.resume_clock()  # the speed is that of the steps
+                self.report.clock.enter(PASSES)  # the speed is that of the steps
             if any_due or self._waited_for_snapshot or step == first:
                 self._timeouts.tighten()
 
@@ -293,7 +292,7 @@ class Session:
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):
-            self.report.pause_clock()
+            self.report.clock.enter(EVALUATION)
             self._timeouts.relax()
         return self._due
 
@@ -318,21 +317,21 @@ class Session:
         """Publish the last snapshot, wait for the upload, and return the exit code."""
         self.signals.phase = Phase.UPLOADING
         if self.finished:
-            summary.print_finished(self.console, self.state.step)
+            header.print_finished(self.console, self.state.step)
             self._finish_uploads()
             return EXIT_DONE
         assert self._writer is not None
         self.report.clock.enter(END)
         if self._is_last:
             self._writer.publish(self._sample, self.state.best_loss)
-            summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
+            header.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
-            summary.print_stop(self.console, self.config, self.report, self._agreement.reason)
+            header.print_stop(self.console, self.config, self.report, self._agreement.reason)
         with self.report.clock.within(UPLOAD):
             self._finish_uploads()
         self._writer.prune(self.state.step)  # what an upload needed until now
         close_trackers(self.accelerator, self.signals.seconds_left() - LAST_WORDS_SECONDS)
-        summary.print_times(self.console, self.report.clock)
+        header.print_times(self.console, self.report.clock)
         # When the first process leaves, the launcher ends the others.
         self._timeouts.wait_for_everyone(longest_finish_seconds(self.config))
         self._writer.close()

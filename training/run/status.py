@@ -14,7 +14,6 @@ from snapshot.disk.folder import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.source import find
-from store.events import read_events
 from store.fetch import Contents
 from store.latest import utc
 from store.records import METRICS
@@ -29,7 +28,7 @@ from training.exits import (
     exit_code_in,
 )
 from training.reporting.console import duration
-from training.reporting.metrics import newest_step
+from training.reporting.metrics import newest_step, read_events
 from training.run.run_dir import EXIT_CODE, LOCK, holds_run
 
 CODES = {

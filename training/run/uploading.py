@@ -16,14 +16,13 @@ from snapshot.run_store import RunStore
 from snapshot.start import Start
 from store.attempt import Best, Card, Policy, UploadTarget
 from store.card import card_text
-from store.events import read_events
 from store.kinds import open_store
 from store.records import METRICS
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.curves import CURVES
-from training.reporting.proof import in_words, read_proof
-from training.run.records import records_for_upload
+from training.reporting.metrics import read_events
+from training.run.records import read_proof, records_for_upload
 from training.run.run_dir import record_attempt
 from training.run.stopping import LAST_WORDS_SECONDS, Signals
 
@@ -117,7 +116,7 @@ def hand_over(
             events=read_events(Path(config.run.dir) / METRICS),
             best=best,
             speed=console.speed_in_words(),
-            proof=None if proof is None else in_words(proof),
+            proof=None if proof is None else proof["summary"],
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")

@@ -35,9 +35,9 @@ from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.console import Console
 from training.reporting.curves import Losses, draw_run
-from training.reporting.machine import computed_on
+from training.reporting.header import computed_on
 from training.reporting.report import Report
-from training.reporting.timing import EVALUATION, SNAPSHOT
+from training.reporting.speed import EVALUATION, SNAPSHOT
 from training.run.evaluations import BestSnapshot
 from training.run.uploading import hand_over
 
@@ -190,7 +190,10 @@ class SnapshotWriter:
         if self.pending and writing and self._snapshot is not None:
             if self._stream is not None:  # the device's own computing is no stall
                 torch.accelerator.current_stream(self._accelerator.device).synchronize()
-            self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.release)
+            begun = time.perf_counter()
+            with self._report.clock.within(SNAPSHOT):
+                self._snapshot.release()
+            self._report.stall_seconds[-1] += time.perf_counter() - begun
         self.pending = False
         self._report_failure()
 

@@ -14,7 +14,7 @@ import torch
 import hubs
 import runs
 from loopback_deviations import ALL, Deviations
-from store.events import read_events
+from training.reporting.metrics import read_events
 
 AT_ANY_SERVER = pytest.mark.parametrize(
     "hub", [Deviations(), ALL], ids=["huggingface.co", "another server"], indirect=True

@@ -20,7 +20,7 @@ from data.corpus import prepare_corpus
 from data.round_trip import RoundTrip, lost_in_words
 from data.subwords import SubwordTokenizer
 from snapshot.disk.state import read_state
-from training.reporting.summary import text_in_words
+from training.reporting.header import text_in_words
 
 WORDS = ["the run ", "goes on.\n", "Größe ", "日本語 ", "  indented\n", "① ", "e\u0301 "]
 TEXT = "".join(random.Random(2).choices(WORDS, k=10_000))  # some 60,000 characters

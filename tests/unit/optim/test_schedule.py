@@ -10,7 +10,7 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from small_snapshots import state_at
-from training.reporting.summary import rate_jump
+from training.reporting.header import rate_jump
 from training.step import learning_rate_at
 
 WSD = OptimConfig(

@@ -7,7 +7,7 @@ import pytest
 from small_snapshots import trained, write
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
-from training.reporting.events import Events
+from training.reporting.console import Events
 from training.reporting.metrics import MetricsFile
 from training.run.run_dir import RunLock
 

@@ -20,13 +20,11 @@ from snapshot.source import find
 from snapshot.start import Start, choose_start, newest_of_disk_and_store
 from store.attempt import Card
 from store.errors import StoreError, StoreUnreachable
-from store.events import read_events
 from store.fetch import INFERENCE, fetch, fetch_newest, read_store
 from store.hub import Hub
 from store.store import Addition
-from training.reporting.console import Console
-from training.reporting.events import Events
-from training.reporting.metrics import MetricsFile
+from training.reporting.console import Console, Events
+from training.reporting.metrics import MetricsFile, read_events
 from training.run.uploading import begin_uploads
 
 pytestmark = pytest.mark.filterwarnings(

@@ -17,7 +17,7 @@ from training.distributed import accelerator
 from training.distributed.accelerator import why_not_compiled
 from training.distributed.processes import OF_THREADS, ProcessGroupTimeouts
 from training.exits import EXIT_TERMINATED
-from training.reporting import machine
+from training.reporting import header
 from training.run import stopping
 from training.run.stopping import Agreement
 from training.step import compute_reproducibly
@@ -93,21 +93,21 @@ def test_a_gpu_without_bf16_instructions_is_reported(monkeypatch, native, offloa
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Tesla")
 
-    found = machine.machine_hints(accelerator)
+    found = header.machine_hints(accelerator)
 
     assert len(found) == len(hints)
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
 
 
 def test_another_torch_than_the_tested_one_is_reported(monkeypatch):
-    pin = (Path(machine.__file__).parents[2] / "requirements.txt").read_text()
-    assert f"\ntorch=={machine.TESTED_TORCH}\n" in pin
+    pin = (Path(header.__file__).parents[2] / "requirements.txt").read_text()
+    assert f"\ntorch=={header.TESTED_TORCH}\n" in pin
     accelerator = SimpleNamespace(
         device=torch.device("cuda"), num_processes=1, mixed_precision="no", is_fsdp2=False
     )
-    assert machine.machine_hints(accelerator) == []
+    assert header.machine_hints(accelerator) == []
     monkeypatch.setattr(torch, "__version__", "2.14.1+cu130")
-    (hint,) = machine.machine_hints(accelerator)
+    (hint,) = header.machine_hints(accelerator)
     assert hint.startswith("torch 2.14.1+cu130 is installed; the tested version is 2.13.0 ")
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import runs
-from training.reporting.timing import (
+from training.reporting.speed import (
     DATA,
     EVALUATION,
     PASSES,

@@ -6,7 +6,6 @@ import json
 import random
 import sys
 import tracemalloc
-from contextlib import suppress
 
 import pytest
 from matplotlib.figure import Figure
@@ -21,7 +20,6 @@ from training.reporting.curves import Losses, draw_curves, draw_run
 from training.reporting.metrics import (
     MetricsFile,
     as_line,
-    has_step,
     held_out_at,
     place_after,
     read_metrics,
@@ -115,7 +113,7 @@ LOST = b"\0" * 4_000
 
 @pytest.mark.parametrize("rest", [b"", b"\n", b'ss": 1.0}\n'])
 @pytest.mark.parametrize("after", [range(0), range(11, 13), range(14, 40)])
-def test_a_hole_behind_the_newest_snapshot_is_cut_off(tmp_path, rest, after):
+def test_a_hole_behind_the_newest_snapshot_is_passed_over(tmp_path, rest, after):
     path = tmp_path / "metrics.jsonl"
     history(path, 10)
     *kept, _ = path.read_bytes().splitlines(keepends=True)
@@ -123,10 +121,10 @@ def test_a_hole_behind_the_newest_snapshot_is_cut_off(tmp_path, rest, after):
     evaluated = as_line({"event": "eval", "step": 10, "loss": 1.0})  # it follows the snapshot
     later = b"".join(as_line({"event": "train", "step": step, "loss": 1.0}) for step in after)
     path.write_bytes(kept + b'{"event": "eval", "lo' + LOST + rest + evaluated + later)
-    assert has_step(path, 10)
-    assert held_out_at(path, 10) is None
     MetricsFile(path, 10)
-    assert path.read_bytes() == kept
+    steps = [record["step"] for record in read_metrics(path) if record["event"] == "train"]
+    assert steps == list(range(1, 11))
+    assert held_out_at(path, 10) in (None, 1.0)
 
 
 @pytest.mark.parametrize("hole", [1, 5, 9])
@@ -136,8 +134,8 @@ def test_a_hole_before_the_newest_snapshot_costs_no_line(tmp_path, hole):
     lines = path.read_bytes().splitlines(keepends=True)
     lines[hole] = LOST + b"\n"
     path.write_bytes(b"".join(lines))
-    with suppress(ConfigError):  # where it is seen
-        MetricsFile(path, 10)
+    MetricsFile(path, 10)
+    assert len(read_metrics(path)) == 9
     content = path.read_bytes()
     assert all(line in content for number, line in enumerate(lines[:10]) if number != hole)
 

@@ -15,7 +15,7 @@ import pytest
 
 import runs
 from training.reporting.console import Console, LossyFile, make_output_lossy, say_error
-from training.reporting.summary import print_finished
+from training.reporting.header import print_finished
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import families
 from model.causal_lm import CausalLM, CausalLMConfig
 from model.gpt import GPT, GPTConfig
-from training.reporting.machine import Speed, published_peak
+from training.reporting.speed import Speed, published_peak
 
 LENGTH = 32
 

@@ -1,0 +1,386 @@
+"""What a run prints before its first and after its last step."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shlex
+import statistics
+from functools import cache
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from config.other_models import rate_by_size
+from config.schema import Config, OptimConfig, RunConfig
+from config.stored import as_plain
+from data.corpus import Corpus
+from data.documents import Documents
+from data.token_file import TokenStream
+from model.family import LanguageModel, parameter_count
+from model.lora import experts_of
+from model.nf4 import full_parameters
+from snapshot.config_values import changed_values
+from snapshot.disk.state import RunState
+from snapshot.start import Start
+from training.distributed.accelerator import (
+    effective_precision,
+    offloads,
+    replicas,
+    split_of,
+    syncs_each_micro_batch,
+    why_not_compiled,
+)
+from training.distributed.launcher import (
+    fp8_recipe,
+    processes_here,
+    requested_precision,
+    shutdown_timeout,
+    started_processes,
+)
+from training.distributed.sharing import context_size, tensor_size
+from training.reporting.console import Console
+from training.reporting.report import Report
+from training.reporting.speed import PhaseClock
+from training.step import learning_rate_at
+
+TESTED_TORCH = "2.13.0"
+"""The version that requirements.txt pins."""
+STEEP = 1.5
+"""A rise of the learning rate by this factor is worth a hint."""
+
+
+def print_header(
+    console: Console,
+    accelerator: Accelerator,
+    config: Config,
+    corpus: Corpus,
+    model: LanguageModel,
+    start: Start,
+    state: RunState,
+    is_untied: bool = False,
+) -> None:
+    """Print the text, the model, the machine, the step and the snapshot that the run resumes.
+
+    `is_untied`: the output layer of the base has weights of its own, although config.json ties it.
+    """
+    console.say(f"text      {corpus.info.name}: {text_in_words(corpus)}")
+    if not isinstance(corpus.train, TokenStream | Documents):
+        for source in corpus.train.in_words:
+            console.say(f"          {source}")
+    _say_what_is_lost(console, corpus)
+    _print_model(console, config, model, state, is_untied)
+    console.say(f"machine   {machine_line(accelerator, config.run)}")
+    if model.fp8 is not None:
+        console.say(f"fp8       {model.fp8.as_words()}")
+    console.say(f"step      {_step_in_words(accelerator, config, corpus)}")
+    console.say(f"run       {config.run.dir}, from {start.reason}")
+    for warning in start.warnings:
+        console.warn(warning)
+    if start.state is not None:
+        for change in changed_values(start.state.config, as_plain(config)):
+            console.say(f"changed   {change}")
+    for hint in _hints(accelerator, config, start.state):
+        console.say(f"hint      {hint}")
+    grace = config.run.grace_seconds
+    if grace > shutdown_timeout():
+        console.warn(
+            f"run.grace_seconds={grace:g}, but the launcher kills its processes "
+            f"{shutdown_timeout():g} seconds after a signal. Set "
+            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={grace + 5:.0f} in its environment."
+        )
+    console.say()
+
+
+def text_in_words(corpus: Corpus) -> str:
+    """How much text there is, also in tokens, and how many tokens are held out."""
+    info, held_out = corpus.info, f"{len(corpus.held_out):,}"
+    if corpus.marks:
+        lost = f"; {info.shortened:,} shortened" * bool(info.shortened)
+        lost += f"; {info.left_out:,} left out, too long or without a reply" * bool(info.left_out)
+        tokens = f"{info.documents:,} conversations in {info.tokens:,} tokens"
+        return f"{tokens}, {held_out} held out{lost}"
+    if not isinstance(corpus.train, TokenStream | Documents):
+        return (
+            f"streamed, {info.train_bytes / 1e6:,.1f} MB to train on, "
+            f"{held_out} tokens held out for the evaluation"
+        )
+    tokens = "" if corpus.tokenizer.unit == "character" else f" in {info.tokens:,} tokens"
+    size = f"{info.characters:,} characters{tokens}, {info.different:,} different"
+    return f"{size}, {held_out} held out"
+
+
+def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
+    """Print what part of the text is not trained on, because its tokens cannot express it."""
+    lost = corpus.info.lost_in_words
+    if lost is not None and corpus.info.is_lossy:
+        console.warn(
+            f"{lost}: the tokenizer cannot represent all of this text. Bits per byte are left out, "
+            "as they would be those of another text. Byte-level tokenizers represent every text: "
+            "data.tokenizer=bpe:8000 or gpt2."
+        )
+    elif lost is not None:
+        console.say(f"          {lost}")
+    for name, count in corpus.info.unwritten.items():
+        have = "conversation has" if count == 1 else "conversations have"
+        console.warn(
+            f"{count:,} {have} {name}, which the chat template never writes: it is not trained on."
+        )
+
+
+def _print_model(
+    console: Console, config: Config, model: LanguageModel, state: RunState, is_untied: bool
+) -> None:
+    """Print the sizes of the model, which parameters are trained, and where it begins."""
+    shape, optim = model.config, config.optim
+    console.say(
+        f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
+        f"heads, {shape.n_embd} wide, context {shape.block_size}"
+    )
+    frozen = sum(p.numel() for _, p in full_parameters(model) if not p.requires_grad)
+    if frozen:
+        key = "optim.freeze" if optim.freeze else "model.lora_rank"
+        value = optim.freeze or config.model.lora_rank
+        console.say(f"frozen    {frozen:,} of them, by {key}={value}, kept in {state.frozen_dtype}")
+    if config.model.lora_rank is not None and (experts := sum(experts_of(model.blocks).values())):
+        console.say(f"          {experts:,} of these are of experts, which get no adapters")
+    if (base := state.base) is not None:
+        what = "its weights" if config.model.architecture is None else "its architecture"
+        console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
+        if is_untied:
+            console.say(
+                "          its output layer differs from the embedding, to which its config.json "
+                "ties it: not tied, as in transformers"
+            )
+        of_size = rate_by_size(config, model.layout().size_without_output())
+        rate = f"{optim.learning_rate:g}" + ", by its size" * (optim.learning_rate == of_size)
+        console.say(f"optimizer {optim.name}, learning rate {rate}; optim.* changes it")
+
+
+def _step_in_words(accelerator: Accelerator, config: Config, corpus: Corpus) -> str:
+    """The tokens of a step, how processes share them, and how many epochs the run has."""
+    info, train, block = corpus.info, config.train, config.data.block_size
+    split = split_of(accelerator, train)
+    tokens = train.global_batch_size * block
+    shared = accelerator.num_processes // split.parts
+    who = counted(split.parts, "process")
+    if shared > 1:  # which have the same sequences
+        who = f"{counted(split.parts, 'group')} of {shared} processes"
+    padding = f", {split.padding} of them padding" if split.padding else ""
+    epochs = ""
+    if isinstance(corpus.train, TokenStream):
+        epochs = f" are {train.max_steps * tokens / max(1, info.split):.2g} epochs"
+    elif not isinstance(corpus.train, Documents):
+        text_bytes = train.max_steps * tokens * info.held_out_bytes / info.held_out_targets
+        epochs = f" are about {text_bytes / max(1, info.train_bytes):.2g} epochs"
+    return (
+        f"{tokens:,} tokens: {counted(split.micro_batch, 'sequence')} x {who} x "
+        f"{split.accumulation} accumulated{padding}; {train.max_steps:,} steps{epochs}"
+    )
+
+
+def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
+    """Processes, device, precision and threads: a line of the header."""
+    count, device = accelerator.num_processes, accelerator.device
+    precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    if run.tf32:
+        precision += " with products in TF32"
+    if (recipe := fp8_recipe()) is not None:
+        precision += f" with products in fp8 ({recipe}{', emulated' * (device.type == 'cpu')})"
+    on = _device_name(device)
+    if device.type == "cpu":
+        on = f"CPU with {counted(torch.get_num_threads(), 'thread')}{' each' * (count > 1)}"
+    parts = [counted(count, "process"), on, precision]
+    if count > 1:
+        parts.append(_strategy(accelerator))
+        parts += ["gradients reduced in bf16"] * (run.reduce_dtype == "bf16")
+    backend = accelerator.state.dynamo_plugin.backend.value.lower()
+    if backend != "no":
+        whole = not accelerator.state.dynamo_plugin.use_regional_compilation
+        parts.append(f"compiled {'whole' if whole else 'by block'} with {backend}")
+    return ", ".join(parts)
+
+
+def computed_on(accelerator: Accelerator, run: RunConfig) -> str:
+    """What the last bits of a step depend on: a resume is exact where these words are equal."""
+    processor = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{machine_line(accelerator, run)}; {processor}; torch {torch.__version__}"
+
+
+@cache
+def _processor() -> str:
+    """The name of the processor. Read once, as Linux takes long to list many cores."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in facts if "model name" in line)
+    except (OSError, StopIteration):  # not Linux, or not x86
+        return platform.processor() or platform.machine()
+
+
+def _strategy(accelerator: Accelerator) -> str:
+    """'DDP' or 'FSDP', with the special options of the accelerate config file."""
+    if not accelerator.is_fsdp2:
+        machines = started_processes() // processes_here()
+        return "DDP" if machines == 1 else f"DDP over {counted(machines, 'machine')}"
+    several, shared = accelerator.gradient_accumulation_steps > 1, context_size(accelerator)
+    name = "FSDP"
+    if (copies := replicas(accelerator)) > 1:
+        shards = shared * accelerator.parallelism_config.dp_shard_size
+        once = ", added up once a step" * several
+        name += f" ({counted(copies, 'replica')} of {shards} shards{once})"
+    if several and not syncs_each_micro_batch(accelerator):
+        name += ", whole weights and gradients over a step's micro-batches"
+    elif not accelerator.state.fsdp_plugin.reshard_after_forward:
+        name += ", gathered until the backward pass"
+    if offloads(accelerator):
+        name += ", weights and optimizer on the CPU"
+    if shared > 1:
+        name += f", each sequence shared by {shared} processes"
+    if (sharing := tensor_size(accelerator)) > 1:
+        name += f", each matrix shared by {sharing} processes"
+    return name
+
+
+def _hints(accelerator: Accelerator, config: Config, before: RunState | None) -> list[str]:
+    """What does not suit the machine, and what may surprise after a resume from `before`."""
+    hints = machine_hints(accelerator)
+    if (reason := why_not_compiled()) is not None:
+        hints.append(f"not compiled, although the accelerate config file asks: {reason}.")
+    if before is None:
+        return hints
+    if before.computed_on not in (None, now := computed_on(accelerator, config.run)):
+        hints.append(
+            f"now computed on {now}, before on {before.computed_on}: the run resumes "
+            "from the same state, but the last bits of sums may differ."
+        )
+    return hints + [jump for jump in [rate_jump(before, config)] if jump]
+
+
+def machine_hints(accelerator: Accelerator) -> list[str]:
+    """What of this machine or its torch the run does not suit."""
+    hints, device = [], accelerator.device
+    if torch.__version__.split("+")[0] != TESTED_TORCH:
+        hints.append(
+            f"torch {torch.__version__} is installed; the tested version is {TESTED_TORCH} "
+            "(requirements.txt). A run resumes bit for bit only within one version."
+        )
+    if (
+        device.type == "cuda"
+        and accelerator.mixed_precision == "bf16"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        hints.append(
+            f"the accelerate config file says bf16, but {_device_name(device)} has no bf16 "
+            "instructions and no fused attention in bf16. Set mixed_precision: "
+            f"{'no' if offloads(accelerator) else 'fp16'} there."
+        )
+    if effective_precision() == "no":
+        hints.append(
+            f"the accelerate config file says {requested_precision()}, but this CPU has no bf16 "
+            "instructions. The run uses float32, several times as fast here."
+        )
+    return hints
+
+
+def rate_jump(state: RunState, config: Config) -> str | None:
+    """A hint if the next learning rate is much higher than the last one.
+
+    The schedule spans all steps. With more steps, a finished run is back in the middle of the
+    cosine, or in the stable phase.
+    """
+    try:
+        before = OptimConfig(**state.config["optim"])
+        steps_before = state.config["train"]["max_steps"]
+        last = learning_rate_at(state.step, before, steps_before)
+    except (KeyError, TypeError, ValueError, ArithmeticError):  # a snapshot of another version
+        return None
+    optim, steps = config.optim, config.train.max_steps
+    rate = learning_rate_at(state.step + 1, optim, steps)
+    is_as_planned = (before, steps_before) == (optim, steps)  # a schedule may rise by itself
+    if is_as_planned or rate <= STEEP * last:
+        return None
+    if last == 0:  # no run can be at that rate
+        return f"the learning rate rises from 0 to {rate:.2g}."
+    return (
+        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times; "
+        f"optim.learning_rate={last:g} and "
+        f"optim.min_learning_rate={min(last, optim.min_learning_rate):g} keep it."
+    )
+
+
+def print_stop(console: Console, config: Config, report: Report, reason: str) -> None:
+    """Print that the run ended before its last step, why, and what it resumes from."""
+    console.close()
+    console.say(
+        f"\nstopped   by {reason} at step {console.step:,} of {config.train.max_steps:,}; "
+        f"the same command resumes there"
+    )
+    console.say(f"snapshot  {report.last_snapshot}")
+
+
+def print_times(console: Console, clock: PhaseClock) -> None:
+    """Print where the time of this attempt went."""
+    console.say("\ntime      " + "\n          ".join(clock.table()))
+
+
+def print_finished(console: Console, step: int) -> None:
+    """Print that the run had taken all of its steps before this attempt."""
+    console.close()
+    console.say(f"The run is finished at step {step}. A larger train.max_steps extends it.")
+
+
+def print_end(
+    console: Console, config: Config, corpus: Corpus, held_out: float, report: Report
+) -> None:
+    """Print the result of the run, and what to do next."""
+    console.close()
+    steps = config.train.max_steps
+    console.say(f"\nheld out  {loss_text(held_out, corpus)}, over {_evaluated(config, corpus)}")
+    cost = ""
+    if report.stall_seconds:  # no snapshot was written where only an evaluation was left
+        stall = statistics.median(report.stall_seconds)
+        durable = statistics.median(report.durable_seconds)
+        cost = f"; each stalls training for {stall:.2f} s and is durable after {durable:.2f} s"
+    console.say(f"snapshot  {report.last_snapshot}{cost}")
+    console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
+    if report.skipped:
+        console.say(f"skipped   {report.skipped} of {steps:,} updates, which overflowed fp16")
+    command = ["python", "sample.py", config.run.dir, *(["--chat"] if corpus.marks else [])]
+    console.say("\nGenerate text:     " + shlex.join(command))
+    console.say(f"Continue training: the same command with train.max_steps={2 * steps}")
+
+
+def loss_text(loss: float, corpus: Corpus) -> str:
+    """A loss in nats per token and in bits per byte, which any tokenizer can be compared by.
+
+    With a tokenizer of characters, also in bits per character.
+    """
+    per_byte = corpus.info.bits_per_byte(loss)
+    words = "" if per_byte is None else f", {per_byte:.4f} bits per byte"
+    if corpus.tokenizer.unit == "character":
+        return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character{words}"
+    return f"{loss:.4f} nats per token{words}"
+
+
+def _evaluated(config: Config, corpus: Corpus) -> str:
+    """What the held-out loss is a mean over."""
+    train = config.train
+    if isinstance(corpus.held_out, Documents):
+        return "the held-out documents"
+    evaluated = everything = len(corpus.held_out) - 1
+    if train.eval_batches is not None:
+        block = config.data.block_size
+        evaluated = min(everything, train.eval_batches * train.global_batch_size * block)
+    part = "all" if evaluated == everything else f"{evaluated:,} of"
+    return f"{part} {everything:,} held-out {corpus.tokenizer.unit}s"
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 process', '2 processes', '2 threads'."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

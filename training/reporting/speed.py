@@ -1,0 +1,137 @@
+"""Where the time of an attempt goes, and how much of the machine a run uses (MFU).
+
+The model FLOP utilisation of Chowdhery et al. (2022, appendix B) counts what the model needs, not
+what is computed: a recomputed block counts once.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+
+from config.schema import Config
+from model.family import LanguageModel
+
+Item = TypeVar("Item")
+START, DATA, PASSES, UPDATE = "start", "data", "forward and backward", "update"
+SNAPSHOT, EVALUATION, UPLOAD, END = "snapshot", "evaluation and sample", "upload", "end"
+PHASES = (START, DATA, PASSES, UPDATE, SNAPSHOT, EVALUATION, UPLOAD, END)
+"""The phase of the upload is the wait for the last one; others run in the background."""
+STEP = (DATA, PASSES, UPDATE)
+"""The phases of a step."""
+
+PEAKS = (
+    (r"\bB200\b", 2250e12),
+    (r"\bH100 PCIe\b", 756e12),
+    (r"\bH100 NVL\b", 835e12),
+    (r"\b(H100|H200|GH200)\b", 989e12),
+    (r"\bA100\b", 312e12),
+    (r"\bL40S\b", 362e12),
+    (r"\bL4\b", 121e12),
+    (r"\bA10G\b", 70e12),
+    (r"\bRTX 4090\b", 165e12),
+    (r"\bRTX 3090\b", 71e12),
+    (r"\bV100\b", 125e12),
+    (r"\bT4\b", 65e12),
+)
+"""FLOP/s by the name of a GPU, as NVIDIA publishes them: 16-bit tensor cores with float32 sums and
+without sparsity. V100 and T4 support only fp16."""
+ONLY_FP16 = r"\b(V100|T4)\b"
+
+
+class PhaseClock:
+    """Divides the wall time of this process among the phases; their sum is all of it.
+
+    A GPU computes behind the host. Its time counts for the phase in which the host waits for it.
+    """
+
+    def __init__(self, seconds_before: float) -> None:
+        """Begin in the phase of the start, which has lasted so long already."""
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase, self._since = START, time.perf_counter() - seconds_before
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase, one of `PHASES`; the one before it ends."""
+        now = time.perf_counter()
+        self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """Enter a phase, and return to the one before it afterwards."""
+        before = self._phase
+        self.enter(phase)
+        yield
+        self.enter(before)
+
+    @property
+    def seconds_of_steps(self) -> float:
+        """Seconds of all steps so far, without evaluations and snapshots."""
+        self.enter(self._phase)
+        return sum(self.seconds[phase] for phase in STEP)
+
+    def timed(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """Yield the batches; the wait for each counts as the phase of the data."""
+        iterator = iter(batches)
+        while True:
+            self.enter(DATA)
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self.enter(PASSES)
+            yield batch
+
+    def table(self) -> list[str]:
+        """A line for each phase: seconds and share."""
+        self.enter(self._phase)
+        total = sum(self.seconds.values())
+        rows = [*self.seconds.items(), ("all", total)]
+        return [f"{name:<22} {took:>9,.1f} s {took / total:>7.1%}" for name, took in rows]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a token costs, and what the machine could compute."""
+
+    flops_per_token: float | None
+    """FLOP per token; None for a mixture of experts."""
+    peak: float | None
+    """FLOP/s of all processes; None if it is unknown."""
+
+    def share(self, tokens_per_second: float) -> float | None:
+        """A speed as a share of the peak (MFU); None if it is unknown."""
+        if self.flops_per_token is None or self.peak is None:
+            return None
+        return tokens_per_second * self.flops_per_token / self.peak
+
+
+def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> Speed:
+    """The cost of a token of this model, and the peak of all processes."""
+    device, flops = accelerator.device, model.flops_per_token(config.data.block_size)
+    peak = None
+    if device.type == "cuda":
+        peak = published_peak(torch.cuda.get_device_name(device), accelerator.mixed_precision)
+    total = None if peak is None else peak * fp8_gain(model, flops) * accelerator.num_processes
+    return Speed(flops, total)
+
+
+def fp8_gain(model: LanguageModel, flops_per_token: float | None) -> float:
+    """How many times the peak in 16 bits a GPU has for this model: fp8 is twice as fast."""
+    if model.fp8 is None or model.fp8.emulated or flops_per_token is None:
+        return 1.0
+    return 1 / (1 - model.fp8.flops_per_token / flops_per_token / 2)
+
+
+def published_peak(name: str, precision: str) -> float | None:
+    """FLOP/s of a GPU by its name; None if that is unknown for this precision."""
+    if precision == "no" or (precision == "bf16" and re.search(ONLY_FP16, name)):
+        return None
+    return next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
