@@ -129,8 +129,6 @@ class UploadTarget:
     ValueError."""
     was_read: bool = True
     """False if the store could not be reached at the start; it may not even exist."""
-    said_before: Callable[[str], bool] = lambda text: False
-    """Whether an earlier attempt has said this about the server."""
 
 
 class Attempt:
@@ -155,14 +153,12 @@ class Attempt:
         """What our last upload left; None while it is unknown whether that is the newest."""
         self._latest: Latest | None = None
         """The `latest.json` of our last upload."""
-        self._manifests: dict[tuple[str, RemoteFile], Entries] = {}
-        """By path and listed file, what this attempt has sent or read."""
 
     def upload(self, upload: Upload) -> Transfer:
         """Publish a snapshot, unless the store has it; returns what was sent.
 
-        Raises Fenced and Behind as `Fence.check` does, StoreError, SnapshotError if the files on
-        disk have changed, and OSError if the folder no longer exists.
+        Raises Fenced as `Fence.check` does, StoreError, SnapshotError if the files on disk have
+        changed, and OSError if the folder no longer exists.
         """
         head, self._head = self._head, None  # after an error the outcome is unknown
         try:
@@ -195,7 +191,7 @@ class Attempt:
     def _look(self, step: int, ours: Head | None) -> tuple[Head, Latest | None]:
         """What to build on with a snapshot of that step, and its `latest.json`.
 
-        Raises Fenced or Behind if another attempt owns the store.
+        Raises Fenced if another attempt owns the store.
         """
         head = self._store.head(known=ours)
         if self._policy.private and not head.private:
@@ -205,7 +201,14 @@ class Attempt:
             )
         if head is ours:
             return head, self._latest
-        latest = self._store.latest_during_run(head)
+        try:
+            latest = self._store.latest(head)
+        except SnapshotError as error:  # it may be that of an attempt that lives
+            raise StoreRefused(
+                f"{error}, so it is unknown which attempt owns {self._store.name}. Restore that "
+                "file.",
+                LATEST,
+            ) from error
         if self.fence.is_stale(latest, self._latest):
             # A repo's own commit is known to be there. Files are as they are: an attempt that was
             # fenced may have written latest.json after us.
@@ -263,7 +266,6 @@ class Attempt:
         place, manifest = remote_folder(folder.name, self._attempt_id), folder / MANIFEST
         content = manifest.read_bytes()
         entries = entries_in(parse_json(content, str(manifest)), str(folder))
-        self._manifests[f"{place}/{MANIFEST}", RemoteFile(len(content))] = entries
         contents = {
             f"{place}/{name}": Addition(folder / name, digest)
             for name, (_, digest) in sorted(entries.items())
@@ -312,13 +314,10 @@ class Attempt:
         file = head.files.get(path)
         if file is None or file.size > LARGEST_MANIFEST_BYTES:
             return {}
-        if (path, file) not in self._manifests:
-            content = self._store.read(head, path, file.size)
-            entries: Entries = {}
-            with suppress(SnapshotError):  # somebody else's
-                entries = entries_in(parse_json(content, path), path)
-            self._manifests[path, file] = entries
-        return self._manifests[path, file]
+        content = self._store.read(head, path, file.size)
+        with suppress(SnapshotError):
+            return entries_in(parse_json(content, path), path)
+        return {}  # somebody else's
 
     def _weights_in_another_split(
         self, before: Latest | None, head: Head, add: Collection[str]

@@ -16,15 +16,6 @@ class Fenced(Exception):
     """Another attempt, or another run, uploads to the store. The message is a sentence."""
 
 
-class Behind(Exception):
-    """The store has a later step than a start that could not read it. The message is a sentence."""
-
-    def __init__(self, message: str, step: int) -> None:
-        super().__init__(message)
-        self.step = step
-        """The newest step in the store."""
-
-
 class Fence:
     """Whether an attempt may replace the `latest.json` that it finds. Not thread-safe."""
 
@@ -40,40 +31,39 @@ class Fence:
         """`known` is what the start found; `takes_over` is `hub.takeover`."""
         self._store, self._run_id, self._attempt_id = store, run_id, attempt_id
         self._takes_over = takes_over
-        self.generation = _generation(known) + 1 if was_read else 0
+        before = 0 if known is None else known.generation
+        self.generation = before + 1 if was_read else 0
         """Of this attempt; 0 until it has read the store."""
         self.has_uploaded = False
 
     def check(self, found: Latest | None, step: int) -> None:
-        """Raise Fenced or Behind unless this attempt may upload a snapshot of `step` now."""
-        if found is not None and found.attempt_id == self._attempt_id:
+        """Raise Fenced unless this attempt may upload a snapshot of `step` now."""
+        if found is None:
+            self.generation = max(self.generation, 1)
             return
-        if found is not None and found.run_id != self._run_id:
-            if self.has_uploaded or not self._takes_over:
+        if found.attempt_id == self._attempt_id:
+            return
+        is_first = not self.has_uploaded
+        there = f"has uploaded step {found.step} to {self._store}"
+        stays = "Training continues with local snapshots."
+        if found.run_id != self._run_id:
+            if not (is_first and self._takes_over):
                 raise Fenced(
-                    f"another run has uploaded step {found.step} to {self._store}; this one stops "
-                    "uploading. Training continues with local snapshots. To take the store back, "
-                    "start again with hub.takeover=true; to keep both runs, give one of them "
+                    f"another run {there}; this one stops uploading. {stays} To take the store "
+                    "back, start again with hub.takeover=true; to keep both runs, give one of them "
                     "another store."
                 )
-            self.generation = max(self.generation, found.generation + 1)
-        elif not self.generation:
-            if found is not None and found.step > step:
-                raise Behind(
-                    f"another attempt of this run has uploaded step {found.step} to {self._store}, "
-                    "which this start could not read. Uploads begin after that step; to continue "
-                    "from it, start again",
-                    found.step,
-                )
-            self.generation = _generation(found) + 1
-        elif found is not None and found.generation >= self.generation:
-            if found.generation == self.generation and not self.has_uploaded:
-                self.generation += 1
-                return
+        elif not self.generation and found.step > step:
+            raise Fenced(
+                f"another attempt of this run {there}, which this start could not read; this one "
+                f"uploads nothing. {stays} To continue from that step, start again."
+            )
+        elif 0 < self.generation < found.generation + (not is_first):
             raise Fenced(
                 f"another start of this run uploads to {self._store} now, and has uploaded step "
-                f"{found.step}; this one stops uploading. Training continues with local snapshots."
+                f"{found.step}; this one stops uploading. {stays}"
             )
+        self.generation = max(self.generation, found.generation + 1)
 
     def is_stale(self, found: Latest | None, uploaded: Latest | None) -> bool:
         """Whether a read shows a state from before this attempt's last upload, if there is one."""
@@ -82,7 +72,3 @@ class Fence:
         if found is None or found.generation < self.generation:
             return True
         return found.attempt_id == self._attempt_id and found.step < uploaded.step
-
-
-def _generation(latest: Latest | None) -> int:
-    return 0 if latest is None else latest.generation

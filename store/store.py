@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshot.errors import SnapshotError
-from store.errors import StoreRefused, Unsupported
+from store.errors import Unsupported
 from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
 BRANCH = "main"
@@ -174,13 +174,3 @@ class Store(ABC):
 
     def _read_latest(self, head: Head) -> Latest:
         return read_latest(self.read(head, LATEST, LARGEST_LATEST_BYTES), self.name)
-
-    def latest_during_run(self, head: Head) -> Latest | None:
-        """`latest.json`, for an upload. Raises StoreRefused while it cannot be read."""
-        try:
-            return self.latest(head)
-        except SnapshotError as error:  # it may be that of an attempt that lives
-            raise StoreRefused(
-                f"{error}, so it is unknown which attempt owns {self.name}. Restore that file.",
-                "latest.json",
-            ) from error

@@ -20,51 +20,41 @@ from huggingface_hub.utils import disable_progress_bars
 from snapshot.disk.folder import MANIFEST
 from snapshot.errors import SnapshotError
 from store.attempt import Attempt, Best, Card, Upload, UploadTarget
-from store.errors import StoreError, StoreMoved, StoreRefused, StoreUnreachable
-from store.fence import Behind, Fenced
+from store.errors import StoreError, StoreMoved, StoreRefused
+from store.fence import Fenced
 from store.store import Transfer
 
-
-@dataclass(frozen=True)
-class UploadFailure:
-    """Why an upload failed."""
-
-    text: str
-    """The complete message, for a warning and for the metrics."""
-    short: str
-    """One or two words, for the progress line."""
-    is_behind: bool = False
-    """Whether another attempt of the run has uploaded a later step."""
+FIRST_DELAY_SECONDS = 1.0
+LONGEST_DELAY_SECONDS = 3600.0
+REPROBE_SECONDS = 600.0
+"""After a refusal: it lasts until somebody changes something, and no event reports that."""
+FLUSH_DELAY_SECONDS = 5.0
+"""The longest delay while the end of the run waits."""
+JITTER = random.Random()
+"""Of this thread: the global generator belongs to the training."""
 
 
 @dataclass(frozen=True)
 class UploadStatus:
-    """How far the Hub lags behind a run."""
+    """How far the store lags behind a run."""
 
     step: int | None
-    """The newest step on the Hub; None if it has none, or if that is unknown."""
+    """The newest step there; None if it has none, or if that is unknown."""
     age_seconds: float | None
     """Seconds since the snapshot of that step was queued."""
-    failure: UploadFailure | None
+    failure: StoreError | None
     """Why the last upload failed; None if it succeeded."""
     off: bool
     """Whether uploads have ended for good."""
     was_read: bool = True
-    """Whether the repo has been read at least once."""
+    """Whether the store has been read at least once."""
     sent: Transfer = field(default_factory=Transfer)
     """What the uploads of this attempt have sent."""
-    offered: int | None = None
-    """The newest step of this attempt; None if it has offered none."""
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the repo has a later step of another attempt."""
-        return self.failure is not None and self.failure.is_behind
 
     @property
     def failure_text(self) -> str | None:
         """The message of `failure`."""
-        return None if self.failure is None else self.failure.text
+        return None if self.failure is None else str(self.failure)
 
     def as_words(self) -> str:
         """For the progress line: 'hub at step 40, 1:30 old, last error: HTTP 503'."""
@@ -79,57 +69,32 @@ class UploadStatus:
         return words if self.failure is None else f"{words}, last error: {self.failure.short}"
 
 
-def is_about_snapshot(error: Exception, folder: Path) -> bool:
-    """Whether an error is about this snapshot alone, so that the next one may pass.
-
-    The network raises StoreError. Other errors of the disk, such as a full temporary folder, or too
-    many open files, may pass as well.
-    """
-    if isinstance(error, SnapshotError) and not isinstance(error.__cause__, OSError):
-        return True
-    return not (folder / MANIFEST).is_file()
-
-
-FIRST_DELAY_SECONDS = 1.0
-LONGEST_DELAY_SECONDS = 3600.0
-REPROBE_SECONDS = 600.0
-"""After a refusal: it lasts until somebody changes something, and no event reports that."""
-FLUSH_DELAY_SECONDS = 5.0
-"""The longest delay while the end of the run waits."""
-
-JITTER = random.Random()
-"""Of this thread: the global generator belongs to the training."""
-
-
 class Uploader:
     """Receives the finished snapshots of one attempt and uploads the newest."""
 
     def __init__(self, target: UploadTarget) -> None:
         """Start the thread."""
         self._store, self._policy = target.store, target.policy
-        self._said_before = target.said_before
+        self._attempt = Attempt(target)
         self._changed = threading.Condition()
         self._waiting: list[Upload] = []
         self._in_flight: Upload | None = None
-        self._flush_ends = math.inf
-        """When the end of the run stops waiting for uploads; infinite before."""
+        self._flushing = False
+        """Whether the end of the run waits for uploads."""
         self._is_last_try = self._refused_while_flushing = False
         """Whether the newest try began in a flush, and whether it was refused."""
         self._off = False
-        self._failure: UploadFailure | None = None
+        self._failure: StoreError | None = None
         self._delay = FIRST_DELAY_SECONDS
         self._warned: set[str] = set()
         """Kinds of failures that were reported since the last upload."""
-        known = target.known_latest
-        self._step = None if known is None else known.step
+        self._step = None if target.known_latest is None else target.known_latest.step
         self._queued_at: dict[int, float] = {}
         self._last_commit = -math.inf
         self._messages: list[str] = []
-        self._sent = self._all_sent = Transfer()
-        self._attempt = Attempt(target)
+        self._sent = Transfer()
         disable_progress_bars()  # those of the Hub client would break our progress line
-        self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._work, name="uploader", daemon=True).start()
 
     def offer(self, folder: Path, card: Card, best: Best | None = None) -> None:
         """Queue a finished snapshot. It replaces one that still waits, but no milestone."""
@@ -148,31 +113,18 @@ class Uploader:
             return {folder for folder in best if folder} | {upload.folder for upload in uploads}
 
     def status(self) -> UploadStatus:
-        """How far the Hub lags behind."""
+        """How far the store lags behind."""
         with self._changed:
             since = self._queued_at.get(self._step) if self._step is not None else None
             age = None if since is None else time.monotonic() - since
-            return UploadStatus(
-                step=self._step,
-                age_seconds=age,
-                failure=self._failure,
-                off=self._off,
-                was_read=self._attempt.was_read,
-                sent=self._all_sent,
-                offered=max(self._queued_at, default=None),
-            )
+            was_read = self._attempt.was_read
+            return UploadStatus(self._step, age, self._failure, self._off, was_read, self._sent)
 
     def messages(self) -> list[str]:
         """Sentences for the user since the last call."""
         with self._changed:
             messages, self._messages = self._messages, []
             return messages
-
-    def sent(self) -> Transfer:
-        """What the uploads have sent that ended since the last call."""
-        with self._changed:
-            sent, self._sent = self._sent, Transfer()
-            return sent
 
     def flush(self, seconds: float, more: Callable[[], bool] = lambda: True) -> bool:
         """Wait at most `seconds` until everything is uploaded; whether it is. Raises nothing.
@@ -181,7 +133,7 @@ class Uploader:
         """
         end = time.monotonic() + seconds
         with self._changed:
-            self._flush_ends = end
+            self._flushing = True
             self._changed.notify_all()
             while not (self._refused_while_flushing or self._is_done()):
                 left = end - time.monotonic()
@@ -196,10 +148,6 @@ class Uploader:
     def _is_milestone(self, upload: Upload) -> bool:
         return self._policy.is_milestone(upload.step)
 
-    @property
-    def _flushing(self) -> bool:
-        return self._flush_ends < math.inf
-
     def _work(self) -> None:
         """Upload until this attempt is fenced."""
         while not self._off:
@@ -211,14 +159,14 @@ class Uploader:
                 else:
                     self._end_upload(failure)
 
-    def _end_upload(self, failure: UploadFailure | None) -> None:
+    def _end_upload(self, failure: StoreError | None) -> None:
         """The snapshot is uploaded, or will not be."""
         with self._changed:
             self._failure, self._in_flight = failure, None
             self._refused_while_flushing, self._delay = False, FIRST_DELAY_SECONDS
             self._changed.notify_all()
 
-    def _upload_next(self) -> UploadFailure | None:
+    def _upload_next(self) -> StoreError | None:
         """Wait for a snapshot and upload it; why it will not be uploaded, if so.
 
         Raises any error after which it is tried again.
@@ -227,21 +175,20 @@ class Uploader:
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
-            self._stop(str(error))
-            return UploadFailure(str(error), "another uploads")
-        except Behind as error:
+            self._notify(str(error))
             with self._changed:
-                self._step = error.step
-            self._warn_once("behind", f"{error}. {_unharmed(upload)}.")
-            return UploadFailure(str(error), "another is ahead", is_behind=True)
+                self._off, self._waiting = True, []
+            return StoreError(str(error), "another uploads")
         except (SnapshotError, OSError) as error:
-            if not is_about_snapshot(error, upload.folder):
+            # Full temporary folders and the like may pass: the snapshot itself is still there.
+            is_about_disk = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            if is_about_disk and (upload.folder / MANIFEST).is_file():
                 raise
-            text = f"step {upload.step} is not uploaded: {error}. The next snapshot is tried."
-            self._notify(text)
-            return UploadFailure(str(error), f"step {upload.step} not readable")
+            self._notify(f"step {upload.step} is not uploaded: {error}. The next one is tried.")
+            return StoreError(str(error), f"step {upload.step} not readable")
         finally:
-            self._say_notes()
+            while self._store.notes:
+                self._notify(self._store.notes.pop(0))
         self._note_uploaded(upload, sent)
         return None
 
@@ -250,42 +197,36 @@ class Uploader:
         if self._is_done():  # nothing waits, so nothing has failed
             self._pause(FIRST_DELAY_SECONDS)
             return
+        if not isinstance(error, StoreError):
+            error = StoreError(repr(error), type(error).__name__)
         is_refusal, is_first = isinstance(error, StoreRefused), self._failure is None
-        text = str(error) if isinstance(error, StoreError) else repr(error)
-        short = error.short if isinstance(error, StoreError) else type(error).__name__
         with self._changed:
-            self._failure = UploadFailure(text, short)
+            self._failure = error
             self._refused_while_flushing = self._is_last_try and is_refusal
-            upload = self._in_flight
+            upload = self._in_flight or self._waiting[-1]
             self._changed.notify_all()
-        unharmed = "Training continues" if upload is None else _unharmed(upload)
+        unharmed = f"Training continues; snapshots stay in {upload.folder.parent}"
         if is_refusal:
             every = f"the upload is tried every {REPROBE_SECONDS / 60:.0f} minutes"
-            self._warn_once(short, f"uploads wait: {text} {unharmed}, and {every}.")
+            self._warn_once(error, f"uploads wait: {error} {unharmed}, and {every}.")
             self._pause(REPROBE_SECONDS)
             return
         if not is_first and not isinstance(error, StoreMoved):
-            reason = text.rstrip(".")
-            self._warn_once(short, f"uploads wait: {reason}. {unharmed}; retries continue.")
-        retry_after = error.retry_after if isinstance(error, StoreUnreachable) else None
-        pause = max(self._delay * JITTER.uniform(0.5, 1.5), retry_after or 0.0)
+            reason = str(error).rstrip(".")
+            self._warn_once(error, f"uploads wait: {reason}. {unharmed}; retries continue.")
+        pause = max(self._delay * JITTER.uniform(0.5, 1.5), error.retry_after or 0.0)
         self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)
         self._pause(min(pause, LONGEST_DELAY_SECONDS))
-
-    def _say_notes(self) -> None:
-        while self._store.notes:
-            if not self._said_before(note := self._store.notes.pop(0)):
-                self._notify(note)
 
     def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
         with self._changed:
             self._sent += sent
-            self._all_sent += sent
             self._warned.clear()
             self._last_commit = time.monotonic()
             self._step = upload.step
-            for step in [step for step in self._queued_at if step < upload.step]:
-                del self._queued_at[step]
+            self._queued_at = {
+                step: since for step, since in self._queued_at.items() if step >= upload.step
+            }
 
     def _next(self) -> Upload:
         """Wait for the next snapshot to upload: the one that failed, unless a newer one waits.
@@ -303,7 +244,7 @@ class Uploader:
 
     def _seconds_until_upload(self) -> float:
         """Infinite if no snapshot waits."""
-        if not (self._waiting or self._in_flight):
+        if self._is_done():
             return math.inf
         if self._flushing:
             return 0.0
@@ -317,22 +258,11 @@ class Uploader:
             else:
                 self._changed.wait_for(lambda: self._flushing, seconds)
 
-    def _stop(self, reason: str) -> None:
-        self._notify(reason)
-        with self._changed:
-            self._off = True
-            self._waiting, self._in_flight = [], None
-            self._changed.notify_all()
-
-    def _warn_once(self, kind: str, text: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
+    def _warn_once(self, error: StoreError, text: str) -> None:
+        if error.short not in self._warned:
+            self._warned.add(error.short)
             self._notify(text)
 
     def _notify(self, text: str) -> None:
         with self._changed:
             self._messages.append(text)
-
-
-def _unharmed(upload: Upload) -> str:
-    return f"Training continues; snapshots stay in {upload.folder.parent}"

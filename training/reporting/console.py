@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from common.printable import printable, redact_urls
 from snapshot.disk.folder import expanded
-from training.reporting.metrics import EVENTS, LONGEST_TEXT, MetricsFile, read_events
+from training.reporting.metrics import EVENTS, LONGEST_TEXT, MetricsFile
 from training.reporting.speed import Speed
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
@@ -116,11 +116,6 @@ class Events:
             "text": self._shown(text),
         }
         self._metrics.append([line])
-
-    def has_warning(self, text: str) -> bool:
-        """Whether there is a warning with this text, of any attempt."""
-        events, shown = read_events(self._metrics.path), self._shown(text)
-        return any(event["event"] == "warning" and event["text"] == shown for event in events)
 
     def _shown(self, text: str) -> str:
         shown = printable(redact_urls(text))

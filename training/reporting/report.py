@@ -248,13 +248,9 @@ class Report:
             "hub_step": status.step,
             "hub_age_seconds": age,
             "hub_error": status.failure_text,
+            "hub_sent_bytes": status.sent.bytes_sent,
+            "hub_sent_seconds": round(status.sent.seconds, 2),
         }
-        sent = self.uploads.sent()
-        if sent.seconds:
-            records[-1] |= {
-                "hub_sent_bytes": sent.bytes_sent,
-                "hub_sent_seconds": round(sent.seconds, 2),
-            }
         return status.as_words()
 
     def _fault(self, step: int, loss: float, norm: float, skipped: bool) -> str | None:

@@ -58,7 +58,6 @@ def begin_uploads(
             record_attempt(Path(config.run.dir), state.attempt_id),
             records_for_upload(config),
             start.contents is not None,
-            lambda text: console.events is not None and console.events.has_warning(text),
         )
     )
     root = snapshots_in(Path(config.run.dir))
@@ -154,16 +153,10 @@ def finish_uploads(
         )
     else:
         reached = "has nothing yet" if status.was_read else "was never reached"
-        then = "uploads it at its next start"
         if status.step is not None:
             reached = f"has step {status.step}, not the newest"
-        if status.is_ahead:
-            reached = (
-                f"has step {status.step} of another attempt, not step {status.offered} of this"
-            )
-            then = "continues from the later one"
         reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
-        console.warn(f"{name} {reached}{reason}. The same command {then}.")
+        console.warn(f"{name} {reached}{reason}. The same command uploads it at its next start.")
 
 
 def _is_behind(start: Start) -> bool:

@@ -31,7 +31,7 @@ from snapshot.disk.folder import MANIFEST, MANIFEST_FORMAT, folder_name
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState
 from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
 from store.errors import StoreError
-from store.fence import Behind, Fence, Fenced
+from store.fence import Fence, Fenced
 from store.fetch import read_store
 from store.latest import LATEST, Latest, folders_in, remote_step
 from store.store import Store
@@ -125,9 +125,6 @@ class Attempts(RuleBasedStateMachine):
             one.pending = None
         except Fenced:
             one.is_fenced = True
-        except Behind:
-            assert not one.was_read
-            one.pending = None
         except StoreError:
             pass  # tried again
         except Killed:
@@ -171,13 +168,10 @@ class Attempts(RuleBasedStateMachine):
     def settle(self, first: int) -> None:
         """Without faults, at most one attempt is left that uploads, and it owns the run.
 
-        Three uploads of each decide: with its first, a start that could not read the store may
-        learn that it is behind; its second fences the others, which find that with their third.
+        Two uploads of each decide: with its second, an attempt finds that it is fenced.
         """
         living = [one for one in self.trainers if one.uploads]
-        for one in 3 * (living[first % len(living) :] + living[: first % len(living)]):
-            if not one.was_read and self.newest() is not None:
-                one.step = max(one.step, self.newest().step)
+        for one in 2 * (living[first % len(living) :] + living[: first % len(living)]):
             if one.uploads:
                 self.uploaded(one, True, None)
         left = [one for one in living if one.uploads]
@@ -265,21 +259,6 @@ def test_attempts_in_any_order_with_any_faults(machine, examples):
     )
 
 
-@pytest.mark.parametrize("machine", [OnRepo, OnFiles], ids=["repo", "files"])
-def test_a_start_that_fell_behind_before_it_could_read_the_store_owns_the_run(machine):
-    attempts = machine()
-    attempts.start("now", 0)
-    attempts.upload(0, False, None, 1, 0)
-    attempts.upload(0, False, None, 1, 0)
-    attempts.start("nothing", 0)
-    first, later = attempts.trainers
-    attempts.uploaded(later, False, Fault("fails", 1))
-    assert later.pending.step < attempts.newest().step
-    attempts.settle(0)
-    assert (first.is_fenced, later.is_fenced) == (True, False)
-    attempts.teardown()
-
-
 def found(generation: int, attempt: str = "other", run: str = "run", step: int = 10) -> Latest:
     folder = f"snapshots/step-{step:08d}-{attempt[:8]}"
     return Latest(run, attempt, generation, step, folder, "0" * 64)
@@ -300,10 +279,10 @@ def test_the_rule_of_the_fence():
         fence.check(found(1, run="another"), 30)
 
 
-def test_a_start_that_could_not_read_the_store_uploads_once_it_is_ahead():
-    """What another attempt has uploaded meanwhile, or long before, is never replaced by less."""
+def test_a_start_that_could_not_read_the_store_never_replaces_later_steps():
+    """What another attempt has uploaded meanwhile, or long before."""
     fence = Fence("me/run", "run", "mine", None, was_read=False, takes_over=False)
-    with pytest.raises(Behind, match="which this start could not read"):
+    with pytest.raises(Fenced, match="which this start could not read"):
         fence.check(found(3, step=1000), 30)
     fence.check(found(3, step=1000), 1000)
     assert fence.generation == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
@@ -10,7 +9,6 @@ from huggingface_hub import constants, scan_cache_dir
 
 import hubs
 import runs
-from config.compose import load_config
 from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
 from snapshot.disk.folder import manifest_sha256
@@ -23,9 +21,6 @@ from store.errors import StoreError, StoreUnreachable
 from store.fetch import INFERENCE, fetch, fetch_newest, read_store
 from store.hub import Hub
 from store.store import Addition
-from training.reporting.console import Console, Events
-from training.reporting.metrics import MetricsFile, read_events
-from training.run.uploading import begin_uploads
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -183,27 +178,13 @@ def test_a_server_that_is_down_is_not_taken_for_one_without_xet(hub, finished_ru
 
 
 @pytest.mark.parametrize("hub", [Deviations(no_deletion=True)], indirect=True)
-def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
-    hub, finished_run, small, tmp_path
-):
+def test_what_a_server_lacks_is_said_once_with_a_remedy(hub, finished_run):
     hub.create(hubs.REPO)
-    run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    (run_dir / "metrics.jsonl").unlink()
-    config = load_config([*small, *hubs.words(run_dir), "hub.keep=1"])
-    state = read_state(runs.snapshot(run_dir, 30))
-    for attempt, steps in {"a": (10, 20), "b": (30,)}.items():
-        console = Console(shown=False, max_steps=30, step=0)
-        console.events = Events(MetricsFile(run_dir / "metrics.jsonl", 0), attempt * 32)
-        state.attempt_id = attempt * 32
-        start = Start(None, None, "", contents=read_store(Hub(hubs.REPO, 5.0)))
-        uploads = begin_uploads(console, config, start, state)
-        for step in steps:
-            uploads.offer(runs.snapshot(run_dir, step), Card("#"))
-            assert uploads.flush(30), uploads.status()
-        for message in uploads.messages():
-            console.warn(message)
-    texts = [one["text"] for one in read_events(run_dir / "metrics.jsonl")]
-    (deletion,) = texts
+    uploads = hubs.uploader(keep=1)
+    for step in (10, 20, 30):
+        uploads.offer(runs.snapshot(finished_run, step), Card("#"))
+        assert uploads.flush(30), uploads.status()
+    (deletion,) = uploads.messages()
     assert (
         "cannot be deleted one by one: the server does not do what the Hub does (HTTP 404"
         in deletion

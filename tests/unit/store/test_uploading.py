@@ -9,12 +9,12 @@ import pytest
 import runs
 from config.compose import load_config
 from config.schema import HubConfig
-from store.uploader import UploadFailure, UploadStatus
+from store.errors import StoreError
+from store.uploader import UploadStatus
 from training.reporting.console import Console
 from training.run.uploading import finish_uploads, hand_over
 
-HTTP_503 = UploadFailure("the Hub answers HTTP 503: maintenance", "HTTP 503")
-BEHIND = UploadFailure("this start could not read it", "another is ahead", is_behind=True)
+HTTP_503 = StoreError("the Hub answers HTTP 503: maintenance", "HTTP 503")
 
 
 def said_at_the_end(tmp_path, status: UploadStatus) -> str:
@@ -60,18 +60,12 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
             "me/run was never reached. The same command",
         ),
         (
-            UploadStatus(20, None, UploadFailure("another attempt has it", "another"), off=True),
+            UploadStatus(20, None, StoreError("another attempt has it", "another"), off=True),
             "hub at step 20, uploads off",
             "me/run lacks the end of this run: uploads have stopped",
         ),
-        (
-            UploadStatus(40, None, BEHIND, off=False, offered=30),
-            "hub at step 40, last error: another is ahead",
-            "me/run has step 40 of another attempt, not step 30 of this: this start could not read "
-            "it. The same command continues from the later one.",
-        ),
     ],
-    ids=["done", "behind", "empty", "never reached", "never asked", "fenced", "overtaken"],
+    ids=["done", "behind", "empty", "never reached", "never asked", "fenced"],
 )
 def test_what_is_known_of_the_hub_is_said_and_no_more(tmp_path, status, words, at_the_end):
     assert status.as_words() == words
