@@ -11,10 +11,13 @@ import runs
 from cloud.attempts import Attempts
 from config.compose import load_config
 from config.schema import ConfigError
-from small_snapshots import trained, write
+from small_snapshots import state_at, trained, write
 from snapshot.__main__ import main
 from snapshot.disk.folder import MANIFEST, prune, verify
+from snapshot.start import Start
 from tracing.session import load_traced_config
+from training.reporting.console import Console
+from training.run.records import begin_records
 from training.run.run_dir import RunLock, lock_run_dir
 
 WEIGHTS = "model.safetensors"
@@ -69,6 +72,14 @@ def test_a_run_starts_in_no_foreign_folder(small, tmp_path):
     assert result.returncode == 2
     assert f"run.dir={tmp_path} holds config.yaml, which no run of this project" in result.stderr
     assert [path.read_text() for path in mine] == ["the user's", "model: {}\n"]
+
+
+def test_a_start_that_is_killed_after_its_first_line_may_start_again(tmp_path):
+    config = load_config([f"run.dir={tmp_path / 'run'}"])
+    locked(tmp_path / "run")
+    begin_records(Console(False, 10, 0), config, Start(None, None, ""), state_at(0), None)
+    assert (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    locked(tmp_path / "run")
 
 
 def test_what_a_run_has_left_at_any_moment_is_its_own(finished_run, tmp_path):

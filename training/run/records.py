@@ -13,10 +13,10 @@ from huggingface_hub import constants
 
 from common.retries import with_retries
 from config.schema import Config, ConfigError
-from config.stored import as_plain
+from config.stored import as_plain, as_yaml
 from data.public_names import public_name
 from snapshot.config_values import changed_values
-from snapshot.disk.folder import snapshots_in
+from snapshot.disk.folder import snapshots_in, write_whole
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
@@ -29,7 +29,7 @@ from training.reporting.metrics import (
     metrics_up_to,
     read_metrics,
 )
-from training.run.run_dir import not_writable
+from training.run.run_dir import CONFIG_FILE, not_writable
 
 PROOF = "proof.json"
 
@@ -37,7 +37,7 @@ PROOF = "proof.json"
 def begin_records(
     console: Console, config: Config, start: Start, state: RunState, code_before: int | None
 ) -> MetricsFile:
-    """Continue metrics.jsonl at the start of this attempt, also with what other machines recorded.
+    """Write config.yaml, and continue metrics.jsonl, also with what other machines recorded.
 
     Only the main process calls this. `code_before` is the exit code of the attempt before. Raises
     ConfigError where the disk refuses it, or where it is no metrics file.
@@ -47,6 +47,7 @@ def begin_records(
     step = state.step if start.is_in(run_dir) else 0
     problem = fetch_missing(config, start, state)
     try:
+        write_whole(run_dir / CONFIG_FILE, as_yaml(config))  # first: it makes the folder a run's
         metrics = MetricsFile(run_dir / METRICS, step)
     except OSError as error:
         raise not_writable(run_dir, error) from error

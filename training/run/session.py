@@ -63,7 +63,7 @@ from training.run.run_dir import RunLock, lock_run_dir
 from training.run.same_run import refuse_other_run
 from training.run.start import (
     agree_on_start,
-    open_run,
+    remove_downloads,
     state_at,
 )
 from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Due, Phase, Signals
@@ -200,8 +200,7 @@ class Session:
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
         self._loss_parts = bare_model.loss_parts
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
-        is_main = accelerator.is_main_process
-        run_on_all(accelerator, lambda: open_run(config, self._lock, is_main))
+        run_on_all(accelerator, lambda: remove_downloads(config, self._lock))
         open_trackers(accelerator, self.console, config, state.run_id, state.step)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
@@ -299,7 +298,7 @@ class Session:
     def save(self) -> None:
         """Begin the snapshot of the step; the next update waits for it. All processes call this."""
         assert self._writer is not None
-        self._writer.begin(self.state, self._sample, self._is_last, self._due.end)
+        self._writer.begin(self.state, self._sample, self._due.end)
 
     def report_evaluation(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""

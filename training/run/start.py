@@ -12,7 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from config.schema import Config
-from config.stored import as_plain, as_yaml
+from config.stored import as_plain
 from data.corpus import Corpus
 from data.public_names import public_name
 from snapshot.base import Base
@@ -23,7 +23,6 @@ from snapshot.disk.folder import (
     remove_leftovers,
     snapshots_in,
     step_of,
-    write_whole,
 )
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
@@ -35,7 +34,7 @@ from training.distributed.processes import (
     decided_by_main,
     local_main_first,
 )
-from training.run.run_dir import CONFIG_FILE, RunLock, not_writable
+from training.run.run_dir import RunLock, not_writable
 from training.run.same_run import refuse_other_run
 from training.run.text import data_facts
 from training.run.uploading import store_of
@@ -147,19 +146,14 @@ def _choose(config: Config, lock: RunLock) -> Start:
     )
 
 
-def open_run(config: Config, lock: RunLock, is_main: bool) -> None:
-    """Write config.yaml, in the main process.
-
-    Each process that has the `lock` removes what was downloaded for this start alone.
-    """
+def remove_downloads(config: Config, lock: RunLock) -> None:
+    """Remove what was downloaded for this start alone, in each process that has the `lock`."""
     if not lock.is_held:
         return
     run_dir = Path(config.run.dir)
     try:
         remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
         remove_partial(snapshots_in(run_dir))  # a download that this start did not need
-        if is_main:
-            write_whole(run_dir / CONFIG_FILE, as_yaml(config))
     except OSError as error:
         raise not_writable(run_dir, error) from error
 

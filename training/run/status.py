@@ -10,35 +10,17 @@ from pathlib import Path
 
 from common.printable import printable
 from config.schema import ConfigError
-from snapshot.disk.folder import snapshot_folders, snapshots_in
-from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.source import find
 from store.fetch import Contents
 from store.latest import utc
 from store.records import METRICS
 from store.store import BRANCH
-from training.exits import (
-    EXIT_AGAIN,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    EXIT_USER_MISTAKE,
-    exit_code_in,
-)
+from training.exits import MEANINGS, exit_code_in
 from training.reporting.console import duration
 from training.reporting.metrics import newest_step, read_events
 from training.run.run_dir import EXIT_CODE, LOCK, holds_run
 
-CODES = {
-    EXIT_DONE: "ended: all steps are done",
-    EXIT_FAILED: "ended with an error",
-    EXIT_USER_MISTAKE: "a mistake in the input",
-    EXIT_AGAIN: "stopped, to be started again",
-    EXIT_INTERRUPTED: "stopped by a person (Ctrl-C)",
-    EXIT_TERMINATED: "stopped by SIGTERM or SIGHUP",
-}
 Facts = list[tuple[str, str]]
 """Lines of the command: what each is about, and the text."""
 
@@ -53,7 +35,7 @@ def print_status(source: str) -> int:
 
 
 def of_store(contents: Contents) -> Facts:
-    """The status of the run in a store. Other figures of a run belong here, too."""
+    """The status of the run in a store."""
     store = contents.store
     if contents.revision != BRANCH:
         raise SnapshotError(f"status is that of now: leave out @{contents.revision}.")
@@ -62,11 +44,11 @@ def of_store(contents: Contents) -> Facts:
     if (latest := contents.latest) is None:
         raise SnapshotError(f"{store.name} holds no run. Check the name.")
     return [
-        ("run", f"{printable(latest.run_id[:8])} in {store.name}"),
-        ("attempt", f"{printable(latest.attempt_id[:8])}, generation {latest.generation}"),
+        ("run", f"{latest.run_id[:8]} in {store.name}"),
+        ("attempt", f"{latest.attempt_id[:8]}, generation {latest.generation}"),
         ("machine", latest.machine or "unknown"),
         ("step", f"{latest.step:,} is the newest there"),
-        ("uploaded", _when(latest.time, time.time())),
+        ("uploaded", _when(latest.time)),
     ]
 
 
@@ -74,21 +56,17 @@ def of_folder(run_dir: Path) -> Facts:
     """The status of the run in a directory of this machine, by its files alone."""
     if not holds_run(run_dir):
         raise SnapshotError(f"{run_dir} holds no run. Name a run's folder or its store.")
-    events = read_events(run_dir / METRICS)
-    starts = [event for event in events if event["event"] == "start"]
-    machines = [event["text"] for event in events if event["event"] == "machine"]
-    attempt = starts[-1]["attempt"] if starts else "unknown"
+    newest = {event["event"]: event for event in read_events(run_dir / METRICS)}
     written, step = "", None
-    with suppress(OSError):
+    with suppress(OSError, ConfigError):  # of a file that is not there, or no metrics file
         written = utc((run_dir / METRICS).stat().st_mtime)
-    with suppress(OSError, ConfigError):  # of a file that is no metrics file
         step = newest_step(run_dir / METRICS)
     return [
-        ("run", f"{(run_id_in(run_dir) or 'unknown')[:8]} in {run_dir}"),
-        ("attempt", attempt),
-        ("machine", machines[-1] if machines else "unknown"),
+        ("run", f"{run_dir}"),
+        ("attempt", newest["start"]["attempt"] if "start" in newest else "unknown"),
+        ("machine", newest["machine"]["text"] if "machine" in newest else "unknown"),
         ("step", "no step yet" if step is None else f"{step:,} is the newest"),
-        ("recorded", _when(written, time.time())),
+        ("recorded", _when(written)),
         ("state", _state_of(run_dir)),
     ]
 
@@ -103,9 +81,7 @@ def _state_of(run_dir: Path) -> str:
     except OSError as error:
         unknown = f"unknown: {run_dir / LOCK} cannot be read ({error.strerror}), {left}"
     code = exit_code_in(run_dir / EXIT_CODE)
-    if code is None:
-        return unknown
-    return f"{CODES.get(code, 'ended')} (exit code {code})"
+    return unknown if code is None else f"{MEANINGS.get(code, 'ended')} (exit code {code})"
 
 
 def _is_locked(path: Path) -> bool:
@@ -119,18 +95,11 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def run_id_in(run_dir: Path) -> str | None:
-    """The run of the newest snapshot in a directory; None if none can be read."""
-    for folder in snapshot_folders(snapshots_in(run_dir)):
-        with suppress(SnapshotError):
-            return read_state(folder).run_id
-    return None
-
-
-def _when(text: str, now: float) -> str:
+def _when(text: str) -> str:
     """A time of `store.latest.utc`, by the clock of its machine, and how long ago that was."""
     try:
-        written = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+        written = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
         return "unknown"
-    return f"{text[:10]} {text[11:19]} UTC, {duration(max(0.0, now - written))} ago"
+    ago = max(0.0, time.time() - written.timestamp())
+    return f"{written:%Y-%m-%d %H:%M:%S} UTC, {duration(ago)} ago"

@@ -105,13 +105,12 @@ class SnapshotWriter:
         """Whether `finish` has nothing to do: no snapshot is pending or has yet to be reported."""
         return self._written is None and not self.pending
 
-    def begin(self, state: RunState, sample: str | None, last: bool, end: bool) -> None:
+    def begin(self, state: RunState, sample: str | None, end: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
 
         Every process must call this, and `finish` before the next update. The snapshot at the `end`
-        of the attempt, or of the `last` step, is finished here; raises TrainingStopped when it
-        cannot be written. `publish` uploads that of the last step. Raises ConfigError for a
-        training that no snapshot resumes.
+        of the attempt is finished here; raises TrainingStopped when it cannot be written. `publish`
+        uploads that of the last step. Raises ConfigError for a training that no snapshot resumes.
         """
         accelerator, begun = self._accelerator, time.perf_counter()
         self._report.clock.enter(SNAPSHOT)
@@ -125,7 +124,6 @@ class SnapshotWriter:
             state.loss_scaler = accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
         state.computed_on = computed_on(accelerator, self._config.run)
-        in_background = not (last or end)
         try:
             self._snapshot = self._begin_snapshot(state)
         except Unresumable as error:
@@ -135,17 +133,18 @@ class SnapshotWriter:
             self._written.set_exception(error)
         else:
             # Other devices may have no streams.
-            has_thread = in_background and accelerator.device.type in ("cpu", "cuda")
+            has_thread = not end and accelerator.device.type in ("cpu", "cuda")
             has_thread = has_thread and (self._writers.is_main or self._writers.group is not None)
             submit = self._thread.submit if has_thread else _run
             stream = self._background_stream() if has_thread else None
             self._written = submit(self._write, self._snapshot, begun, stream)
+            last = state.step >= self._config.train.max_steps
             publish = None if last else partial(self.publish, sample)
             self._published = submit(self._after_write, self._written, state.step, publish)
         self._report.stall_seconds.append(time.perf_counter() - begun)
         self._report.clock.enter(EVALUATION)
-        self.pending = in_background
-        if not in_background:
+        self.pending = not end
+        if end:
             fault = self._written.exception()
             remedy = NO_NUMBERS if isinstance(fault, NumberFault) else ""
             remedy = NO_ROOM if isinstance(fault, OSError) else remedy

@@ -102,7 +102,7 @@ class Trained:
         for of_parameter in self.saving._optimizer.state.values():
             of_parameter["step"].fill_(step if updates is None else updates)
         state = state_at(step)
-        self.saving.begin(state, None, last=last, end=False)
+        self.saving.begin(state, None, end=last)
 
     def finish(self) -> None:
         """The update after it, when the writing has ended."""
