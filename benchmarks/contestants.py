@@ -2,7 +2,6 @@
 
 It reads numbers of steps from standard input, one a line, runs them, and prints their seconds as a
 line of JSON after "@ ". In between it is idle, so that several loops can take turns on one machine.
-After "record 20" it runs 20 steps and prints the undisturbed seconds of their operations.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 
 import torch
 from harness import LEARNING_RATE
-from undisturbed import Recording
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -49,16 +47,8 @@ def serve(step: Callable[[], Any], **facts: Any) -> None:
     """Run the requested steps until the input ends."""
     send(**facts)
     for line in sys.stdin:
-        *record, steps = line.split()
-        if record:
-            recording = Recording()
-            for _ in range(int(steps)):
-                step()
-                recording.mark()
-            send(operations=recording.end())
-            continue
         started_at = time.perf_counter()
-        for _ in range(int(steps)):
+        for _ in range(int(line)):
             result = step()
         wait_for_device()
         send(seconds=time.perf_counter() - started_at, loss=result, memory=memory())
@@ -76,7 +66,6 @@ def ours(words: list[str]) -> None:
     reseed, build = train.reseed, train.build_empty
     is_main = is_main_process()
     steps_left, started_at = 0, 0.0
-    recording: Recording | None = None
 
     def build_with_report(config: Any) -> Any:
         model = build(config)
@@ -84,29 +73,23 @@ def ours(words: list[str]) -> None:
             send(parameters=parameter_count(model))
         return model
 
-    def request() -> list[str]:
-        """The next line, on all processes: the main process reads and broadcasts it."""
+    def request() -> int:
+        """The next number of steps, on all processes: the main process reads and broadcasts it."""
         line = [sys.stdin.readline()] if is_main else [None]
         (line,) = broadcast_object_list(line)
         if not line:
             os._exit(0)
-        return line.split()
+        return int(line)
 
     def paused_reseed(seed: int, step: int, process: int) -> None:
-        nonlocal steps_left, started_at, recording
+        nonlocal steps_left, started_at
         if step > 0:
-            if recording:
-                recording.mark()
             if steps_left == 0:
                 wait_for_device()
-                if recording:
-                    send(operations=recording.end())
-                elif started_at and is_main:
+                if started_at and is_main:
                     seconds = time.perf_counter() - started_at
                     send(seconds=seconds, memory=memory())
-                *record, steps = request()
-                recording = Recording() if record and is_main else None
-                steps_left, started_at = int(steps), time.perf_counter()
+                steps_left, started_at = request(), time.perf_counter()
             steps_left -= 1
         reseed(seed, step, process)
 

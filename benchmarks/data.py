@@ -1,6 +1,7 @@
 """Preparation of text: MB/s and peak memory; and the loader's cost for a large corpus.
 
     OMP_NUM_THREADS=1 python benchmarks/data.py --megabytes 10 100 1000 4000
+    OMP_NUM_THREADS=1 python benchmarks/data.py --megabytes 100 --tokenizer bpe:8000
 
 Writes a generated text of each size to a temporary folder and measures its preparation in new
 processes, with one thread and with several. Then another new process reads 2,000 batches of it.
@@ -38,7 +39,7 @@ def write_text(path: Path, megabytes: int) -> None:
             opened.write(encoded)
 
 
-def prepare(source: str, cache: str, threads: str) -> dict:
+def prepare(source: str, cache: str, tokenizer: str, threads: str) -> dict:
     import torch  # noqa: F401 - a run imports it anyway, so it is not measured
 
     import data.prepare
@@ -53,6 +54,7 @@ def prepare(source: str, cache: str, threads: str) -> dict:
         val_fraction=0.1,
         block_size=BLOCK,
         cache_dir=Path(cache) / threads,
+        tokenizer=tokenizer,
         threads=int(threads),
     )
     seconds = time.perf_counter() - started_at
@@ -64,14 +66,19 @@ def prepare(source: str, cache: str, threads: str) -> dict:
     }
 
 
-def load(source: str, cache: str) -> dict:
+def load(source: str, cache: str, tokenizer: str) -> dict:
     from data.corpus import prepare_corpus
     from data.loader import StepBatches, Windows, window_loader
     from data.order import BlockOrder
     from data.split import Split
 
     corpus = prepare_corpus(
-        source, text_column="text", val_fraction=0.1, block_size=BLOCK, cache_dir=Path(cache)
+        source,
+        text_column="text",
+        val_fraction=0.1,
+        block_size=BLOCK,
+        cache_dir=Path(cache),
+        tokenizer=tokenizer,
     )
     order = BlockOrder(len(corpus.train), BLOCK, seed=1)
     anonymous = anonymous_mb()
@@ -122,6 +129,7 @@ def in_new_process(work: str, *arguments: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--tokenizer", default="char", help="data.tokenizer")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--work", choices=("prepare", "load"), help=argparse.SUPPRESS)
     parser.add_argument("paths", nargs="*", help=argparse.SUPPRESS)
@@ -137,10 +145,11 @@ def main() -> None:
             source = str(Path(folder) / "text.txt")
             write_text(Path(source), megabytes)
             prepared = {
-                threads: in_new_process("prepare", source, folder, str(threads))
+                threads: in_new_process("prepare", source, folder, options.tokenizer, str(threads))
                 for threads in options.threads
             }
-            loading = in_new_process("load", source, str(Path(folder) / str(options.threads[-1])))
+            cache = str(Path(folder) / str(options.threads[-1]))
+            loading = in_new_process("load", source, cache, options.tokenizer)
         figures.append({"megabytes": megabytes, "prepared": prepared, **loading})
         print(json.dumps(figures[-1]), file=sys.stderr, flush=True)
         rows.append(
@@ -166,7 +175,7 @@ def main() -> None:
         ),
         rows,
     )
-    save("data", figures)
+    save("data" if options.tokenizer == "char" else "data-subwords", figures)
 
 
 if __name__ == "__main__":

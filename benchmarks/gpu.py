@@ -29,8 +29,7 @@ from typing import Any
 
 import psutil
 import torch
-from gpu_items import ITEMS, Item
-from gpu_settings import Settings
+from gpu_items import ITEMS, Item, Settings
 from gpu_tables import print_tables
 from harness import RESULTS, ROOT, as_words, kill_with_children, machine
 

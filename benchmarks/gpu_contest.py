@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gpu_settings import Row, Settings
+from gpu_items import Row, Settings
 from gpu_steps import free_memory, peak_flops
 from harness import ROOT, flops_per_token, median, spread
 from turns import Contestant, other, ours, take_turns

@@ -13,13 +13,60 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from gpu_settings import Row, Settings
+from harness import SHAPES, overrides
 
 MICRO_BATCHES = (16, 32, 64, 8, 4)
+Row = dict[str, Any]
+"""The cells of a row of a table, by their headers."""
+VOCABULARY = 50_304
+"""GPT-2's 50,257, rounded up to a multiple of 64 as nanoGPT does: tensor cores need multiples."""
+REHEARSED = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 32, "batch": 4}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the whole command."""
+
+    folder: str
+    """For texts, runs and logs."""
+    nanogpt: str | None = None
+    """A checkout of nanoGPT."""
+    rehearse: bool = False
+    """Tiny shapes on the CPU instead of GPT-2 on a GPU."""
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return REHEARSED if self.rehearse else SHAPES["gpt2"]
+
+    @property
+    def vocabulary(self) -> int:
+        return 512 if self.rehearse else VOCABULARY
+
+    @property
+    def backend(self) -> str:
+        """The compiler; in a rehearsal one that only traces, because inductor takes minutes."""
+        return "aot_eager" if self.rehearse else "inductor"
+
+    @property
+    def seconds(self) -> float:
+        """How long an in-process measurement takes, without its warm-up."""
+        return 0.2 if self.rehearse else 3.0
+
+    def words(self, batch: int | None = None) -> tuple[str, ...]:
+        """The overrides of train.py for the main shape."""
+        return tuple(overrides({**self.shape, "batch": batch or self.shape["batch"]}))
+
+    def preset(self, name: str, batch: int, checkpointing: bool | str) -> tuple[str, ...]:
+        """The overrides of train.py for a preset; in a rehearsal for the tiny shape."""
+        words = (f"model={name}", "model.dropout=0.0", "data.block_size=1024")
+        words += (f"train.global_batch_size={batch}",)
+        words = self.words(2) if self.rehearse else words
+        return (*words, f"model.activation_checkpointing={str(checkpointing).lower()}")
 
 
 @dataclass(frozen=True)
@@ -34,55 +81,14 @@ class Item:
     work: Callable[[Settings], list[Row]]
 
 
-def project_tests(settings: Settings) -> list[Row]:
-    from gpu_runs import pytest_rows
+def rows_of(module: str, function: str, *given: Any) -> Callable[[Settings], list[Row]]:
+    """An item that a function of another file measures, imported where it computes."""
 
-    return pytest_rows(settings)
-
-
-def resume_bits(settings: Settings) -> list[Row]:
-    from gpu_runs import resume_rows
-
-    return resume_rows(settings)
-
-
-def contest(compiled: bool) -> Callable[[Settings], list[Row]]:
     def work(settings: Settings) -> list[Row]:
-        from gpu_contest import contest_rows
-
-        return contest_rows(settings, compiled)
+        rows: list[Row] = getattr(import_module(module), function)(settings, *given)
+        return rows
 
     return work
-
-
-def losses(settings: Settings) -> list[Row]:
-    from gpu_models import loss_rows
-
-    return loss_rows(settings)
-
-
-def new_weights(settings: Settings) -> list[Row]:
-    from gpu_models import new_weight_rows
-
-    return new_weight_rows(settings)
-
-
-def snapshots(settings: Settings) -> list[Row]:
-    from gpu_runs import snapshot_rows
-
-    return snapshot_rows(settings)
-
-
-def shared_sequences(settings: Settings) -> list[Row]:
-    from gpu_runs import context_rows
-
-    return context_rows(settings)
-
-
-def shared_matrices(settings: Settings) -> list[Row]:
-    from gpu_runs import matrix_rows
-
-    return matrix_rows(settings)
 
 
 def deterministic(settings: Settings) -> list[Row]:
@@ -134,15 +140,14 @@ def _frozen(kind: str) -> Item:
 
 
 ITEMS = (
-    Item("tests", "correctness", 200, project_tests),
-    Item("resume", "correctness", 240, resume_bits),
-    Item("contest, compiled", "gpt2 compiled", 300, contest(True)),
-    Item("contest, eager", "gpt2 eager", 120, contest(False)),
+    Item("tests", "correctness", 200, rows_of("gpu_runs", "pytest_rows")),
+    Item("resume", "correctness", 240, rows_of("gpu_runs", "resume_rows")),
+    Item("contest, compiled", "gpt2 compiled", 300, rows_of("gpu_contest", "contest_rows", True)),
+    Item("contest, eager", "gpt2 eager", 120, rows_of("gpu_contest", "contest_rows", False)),
     Item("deterministic", "deterministic kernels", 120, deterministic),
     *map(_sweep, MICRO_BATCHES),
     *(_large(name, kind) for name in ("gpt2_large", "gpt2_xl") for kind in (False, True)),
-    Item("losses", "loss of a model of transformers", 60, losses),
-    Item("snapshots", "snapshots", 240, snapshots),
+    Item("snapshots", "snapshots", 240, rows_of("gpu_runs", "snapshot_rows")),
     *(_large("gpt2_large", way) for way in ("selective", "offload")),
     _other("documents by a mask", "gpt2", documents=True),
     _other("documents by lengths", "gpt2", documents=True, kernel="varlen"),
@@ -156,9 +161,8 @@ ITEMS = (
     _other("Muon", "gpt2", optimizer="muon"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
-    Item("shared sequences", "context parallelism", 120, shared_sequences),
-    Item("shared matrices", "tensor parallelism", 120, shared_matrices),
-    Item("new weights", "new weights", 60, new_weights),
+    Item("shared sequences", "context parallelism", 120, rows_of("gpu_runs", "context_rows")),
+    Item("shared matrices", "tensor parallelism", 120, rows_of("gpu_runs", "matrix_rows")),
     *(_frozen(kind) for kind in ("float32", "bf16", "nf4")),
 )
 """The most valuable first."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from gpu_contest import config_file, prepare
-from gpu_settings import Row, Settings
+from gpu_items import Row, Settings
 from harness import ROOT, kill_with_children, launch, median
 from safetensors.torch import load_file
 from snapshots import stall_and_durable

@@ -99,12 +99,6 @@ def loader(figures: Any) -> str:
     return ", ".join(shares)
 
 
-def waits(figures: Any) -> str:
-    return ", ".join(
-        f"{1e3 * one['latency']:.0f} ms a request: {one['median']:.2%}" for one in figures
-    )
-
-
 def large_snapshot(figures: Any) -> str:
     speed = {
         way: figures["bytes"] / 1e9 / median(of["durable"])
@@ -154,11 +148,6 @@ ROWS = (
         "mosaicml-streaming",
         "streaming_loader",
         loader,
-    ),
-    Row(
-        "share of the steps of `model=tiny` that waits for a streamed data set of the Hub",
-        "streaming_waits",
-        waits,
     ),
     Row(
         "Tiny Shakespeare, whole commands, relative to the widely used recipe",

@@ -2,7 +2,6 @@
 
     python benchmarks/snapshots.py disk [--every 100] [--pairs 4] [--precision bf16]
     python benchmarks/snapshots.py hub [--pairs 4] [--steps 60]
-    python benchmarks/snapshots.py verify [--pairs 9] [--shape large]
     python benchmarks/snapshots.py shards [--pairs 2] [--model gpt2_large] [--ways shards gathered]
 
 `disk`: a run that writes a snapshot every `--every` steps compared with one that writes none, in
@@ -11,9 +10,8 @@ turns of as many steps; and the stall and the time until a snapshot is durable, 
 `hub`: a run with a slow loopback Hub (Xet, 50 ms to 2 s a request, 5 MB/s) compared with the same
 run without; both write a snapshot every 20 steps. The time is that of the loop, snapshots included;
 CPU seconds and memory are those of the whole process.
-`verify`: the checks of a snapshot's numbers compared with hashing its files. `shards`: a large
-model on two processes under FSDP, see benchmarks/shards.py; it needs as much memory and disk as
-twice the model's state.
+`shards`: a large model on two processes under FSDP, see benchmarks/shards.py; it needs as much
+memory and disk as twice the model's state.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ from harness import (
     save,
     spread,
 )
-from history import verifications
 from shards import WAYS
 from shards import measure as measure_shards
 from turns import ours, take_turns
@@ -165,20 +162,17 @@ def on_disk(options: argparse.Namespace) -> None:
 def main() -> None:
     """Print a line for each pair, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=("disk", "hub", "verify", "shards"))
+    parser.add_argument("kind", choices=("disk", "hub", "shards"))
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=60, help="of a run with a Hub")
     parser.add_argument("--every", type=int, default=100, help="steps between two, on disk")
     parser.add_argument("--precision", default="no", choices=("no", "bf16"))
-    parser.add_argument("--shape", default="small", choices=SHAPES, help="of verify")
     parser.add_argument("--model", default="gpt2_large", help="of shards")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="of shards")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(as_words(machine()))
-    if options.kind == "verify":
-        verifications(options.pairs, options.shape)
-    elif options.kind == "shards":
+    if options.kind == "shards":
         measure_shards(options.model, options.pairs, options.ways)
     elif options.kind == "disk":
         on_disk(options)

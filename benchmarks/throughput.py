@@ -6,9 +6,6 @@ All run in turns on one machine, each in a separate process that computes only i
 drift of the machine's speed affects all alike. `TFLOP/s` counts the matrix products of the passes.
 It is compared with a plain matrix product of the same precision, measured in the same turns, and on
 known GPUs with the published peak.
-
-On a virtual machine that its host often stops, `--record 20` also gives the undisturbed time of a
-step (undisturbed.py), and the operations that take most of it.
 """
 
 from __future__ import annotations
@@ -32,8 +29,7 @@ from harness import (
     save,
     spread,
 )
-from turns import Contestant, other, ours, record, take_turns
-from undisturbed import largest, total
+from turns import Contestant, other, ours, take_turns
 
 sys.path.insert(0, str(ROOT))
 from training.reporting.speed import published_peak
@@ -49,8 +45,6 @@ HEADERS = (
     "ours / this",
     "peak MB",
 )
-RECORDINGS = 3
-UNDISTURBED = ("contestant", "undisturbed ms a step", "of a product here", "ours / this")
 
 
 def contest(shape: dict[str, int], options: argparse.Namespace, folder: Path) -> list[Contestant]:
@@ -80,8 +74,6 @@ def contest(shape: dict[str, int], options: argparse.Namespace, folder: Path) ->
                 started.append(other(f"{name} {precision}", name, theirs))
         started.append(other("product", "product", settings))
         take_turns(started, options.steps, options.turns, options.warm_up)
-        if options.record:
-            record(started, options.record, RECORDINGS)
     finally:
         for contestant in started:
             contestant.end()
@@ -121,23 +113,6 @@ def rows_of(
     return rows, figures
 
 
-def undisturbed_rows(started: list[Contestant], shape: dict[str, int]) -> list[list[str]]:
-    """As rows_of, of the recordings."""
-    *trainers, product = started
-    limit = product.facts["flops"] / median([total(one) for one in product.operations])
-    rows = []
-    for one in trainers:
-        seconds = [total(operations) for operations in one.operations]
-        work = flops_per_token(one.facts["parameters"], shape) * shape["batch"]
-        share = work * shape["block_size"] / median(seconds) / limit
-        ratios = [
-            value / total(ours) for value, ours in zip(seconds, started[0].operations, strict=True)
-        ]
-        milliseconds = spread([1e3 * value for value in seconds], 1)
-        rows.append([one.name, milliseconds, f"{share:.0%}", spread(ratios)])
-    return rows
-
-
 def main() -> None:
     """A table for each shape."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -155,7 +130,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, help="a turn; by default about two seconds")
     parser.add_argument("--warm-up", type=int, default=5)
-    parser.add_argument("--record", type=int, metavar="STEPS", help="also undisturbed times")
     parser.add_argument("--words", nargs="*", default=[], help="more for train.py: key=value")
     options = parser.parse_args()
     options.other_precision = options.other_precision or options.precision
@@ -173,14 +147,6 @@ def main() -> None:
         product = started[-1]
         limit = product.facts["flops"] / median(product.seconds) / 1e9
         print(f"A product of matrices: {limit:,.0f} GFLOP/s.")
-        if options.record:
-            all_figures[name] += [
-                {"name": f"{one.name}, recorded", "operations": one.operations} for one in started
-            ]
-            print(f"\n{RECORDINGS} recordings of {options.record} steps:")
-            print_table(UNDISTURBED, undisturbed_rows(started, shape))
-            for one in largest(started[0].operations[0]):
-                print(f"{one['operation']}: {1e3 * one['seconds']:.2f} ms, {one['share']:.1%}")
     kind = options.precision
     kind += "-dropout" if options.dropout else ""
     save(f"throughput-{kind}", all_figures)

@@ -22,8 +22,6 @@ class Contestant:
         self.output: list[str] = []
         self.seconds: list[float] = []
         """Seconds a step, for each turn."""
-        self.operations: list[dict[str, float]] = []
-        """Undisturbed seconds a step, for each operation: of each recording; undisturbed.py."""
         self.memory = 0.0
         self.process = subprocess.Popen(
             command,
@@ -46,13 +44,6 @@ class Contestant:
         if not warm_up:
             self.seconds.append(seconds)
         return seconds
-
-    def record_steps(self, steps: int) -> None:
-        """Run steps and record the undisturbed time of their operations."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"record {steps}\n")
-        self.process.stdin.flush()
-        self.operations.append(self._response()["operations"])
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -110,10 +101,3 @@ def take_turns(contestants: list[Contestant], steps: int, turns: int, warm_up: i
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def record(contestants: list[Contestant], steps: int, turns: int) -> None:
-    """Record every contestant `turns` times, in alternating order."""
-    for turn in range(turns):
-        for contestant in contestants if turn % 2 else contestants[::-1]:
-            contestant.record_steps(steps)

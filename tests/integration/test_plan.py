@@ -275,7 +275,7 @@ def counted_by_train_py(config: str, processes: int, folder: Path, *words: str) 
     """What each process of a run has counted, two sequences at once."""
     command = runs.launch_command(runs.rehearsal(config, folder, processes), *words)
     at = command.index(str(runs.ROOT / "train.py"))
-    command[at : at + 1] = [str(runs.ROOT / "benchmarks" / "measured.py"), str(folder)]
+    command[at : at + 1] = [str(runs.ROOT / "tests" / "support" / "counted_run.py"), str(folder)]
     command += ["train.micro_batch_size=2", f"snapshot.piece_bytes={PIECE}"]
     command += ["run.attention=products"]  # what plan.py assumes
     result = runs.run([*command, f"run.dir={folder / 'run'}"])

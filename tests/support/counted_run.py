@@ -1,6 +1,6 @@
-"""Runs train.py and measures its memory. Started by benchmarks/memory.py and by tests:
+"""Runs train.py and measures its memory. Started by tests:
 
-accelerate launch [options] benchmarks/measured.py FOLDER key=value ...
+accelerate launch [options] tests/support/counted_run.py FOLDER key=value ...
 
 Each process writes FOLDER/<process>.json: its bytes of weights, gradients and optimizer state; the
 peak of tensor bytes from the third step on, in total and in each phase; and what snapshots added to
@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from model.generate import generate
 from planning.allocation_log import LiveBytes
