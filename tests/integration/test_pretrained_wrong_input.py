@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 import families
 import hubs
-import real_folders
+import real_models
 import runs
 from config.compose import load_config
 from data.errors import DataError
@@ -138,7 +138,7 @@ def test_a_folder_that_is_no_model_is_refused(base, tmp_path, name):
 
 def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkeypatch):
     """And what the sentence says to do helps."""
-    folder = real_folders.make("gpt2", tmp_path / "gpt2")
+    folder = real_models.make("gpt2", tmp_path / "gpt2")
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
     merges = "\n".join(" ".join(pair) for pair in content["model"]["merges"])

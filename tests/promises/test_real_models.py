@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hubs
-import real_folders
+import real_models
 import runs
 import sample
 from data.subwords import tokenizer_of
@@ -33,7 +33,7 @@ def folder_of(tmp_path_factory):
 
     def folder(name: str):
         if name not in made:
-            made[name] = real_folders.make(name, root / name)
+            made[name] = real_models.make(name, root / name)
         return made[name]
 
     return folder
@@ -42,7 +42,7 @@ def folder_of(tmp_path_factory):
 def each(thorough):
     """All models, those that are not quick with a mark."""
     return [
-        pytest.param(name, marks=() if name in QUICK else thorough) for name in real_folders.KINDS
+        pytest.param(name, marks=() if name in QUICK else thorough) for name in real_models.NAMES
     ]
 
 
@@ -74,7 +74,7 @@ def assert_equal_logits(folder) -> None:
         assert (model(ids) - theirs(folder)(ids).logits).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", real_folders.KINDS)
+@pytest.mark.parametrize("name", real_models.NAMES)
 def test_its_files_mean_what_transformers_reads_in_them(folder_of, name):
     """Logits, the end of a text, and a prompt."""
     folder = folder_of(name)
@@ -136,7 +136,7 @@ def test_generating_begins_and_ends_where_transformers_does(folder_of, monkeypat
 @pytest.mark.parametrize("name", ["gpt2", "Qwen2.5-0.5B-Instruct", "gemma-3-1b-it"])
 def test_another_output_layer_in_the_file_is_not_tied(tmp_path, name):
     """transformers compares the values; config.json ties them all the same."""
-    folder = real_folders.give_output(real_folders.make(name, tmp_path / "base"))
+    folder = real_models.give_output(real_models.make(name, tmp_path / "base"))
     found = find_model(str(folder)).load().eval()
     ids = torch.randint(found.config.vocab_size, (2, 20))
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_another_output_layer_in_the_file_is_not_tied(tmp_path, name):
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_trains_another_output_layer_as_its_own(small, tmp_path, processes):
     """And its snapshot is a model of transformers with the same logits."""
-    folder = real_folders.give_output(real_folders.make("gpt2", tmp_path / "base"))
+    folder = real_models.give_output(real_models.make("gpt2", tmp_path / "base"))
     words = [word for word in small if not word.startswith("model.n_")]
     words += [f"model.pretrained={folder}", "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
     result = runs.train(*words) if processes == 1 else runs.launch(_two(tmp_path), *words)
@@ -162,9 +162,9 @@ def test_a_run_trains_another_output_layer_as_its_own(small, tmp_path, processes
 
 def test_a_file_with_the_tied_tensor_as_the_output_loads(tmp_path):
     for name in ("gpt2", "Qwen3-0.6B"):
-        folder = real_folders.make(name, tmp_path / name)
+        folder = real_models.make(name, tmp_path / name)
         tensors = load_file(folder / "model.safetensors")
-        old = next(key for key in tensors if key.endswith(real_folders.EMBEDDINGS))
+        old = next(key for key in tensors if key.endswith(real_models.EMBEDDINGS))
         tensors["lm_head.weight"] = tensors.pop(old)
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         assert_equal_logits(folder)

@@ -11,7 +11,7 @@ import pytest
 
 import hubs
 import pages
-import real_folders
+import real_models
 import runs
 from loopback_hub import LoopbackHub
 from pages import LAUNCHES, README, SHOWN, launched_by, script_of
@@ -82,7 +82,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
         taken.append(f"data.source={text_file}")
     with LoopbackHub(tmp_path / "hub") as hub:
         if f"model.pretrained={GPT2}" in taken:
-            small = real_folders.make("gpt2", tmp_path / "gpt2", n_positions=64)
+            small = real_models.make("gpt2", tmp_path / "gpt2", n_positions=64)
             hubs.publish(hub, GPT2, small)
         launched = runs.launch_command(
             config.rsplit("/", 1)[-1],
