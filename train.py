@@ -70,8 +70,9 @@ def main(config: Config, session: Session) -> int:
     session.restore(model, optimizer, held_out_loader)
     set_to_none = not grads_in_buckets(model)  # DDP's gradients are views of its buckets
     batches = session.report.clock.timed(train_loader)  # its iterator
+    process = accelerator.seed_index
     for step in session.steps():
-        reseed(train.seed, step, accelerator.seed_index)  # so dropout survives a restart
+        reseed(train.seed, step, process)  # so dropout survives a restart
         rate = learning_rate_at(step, optim, train.max_steps)
         set_learning_rate(optimizer, rate)
         step_loss = torch.zeros((), device=accelerator.device)

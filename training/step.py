@@ -46,26 +46,19 @@ def reseed(seed: int, step: int, process: int) -> None:
 def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:
     """The learning rate of step 1..max_steps: linear warm-up from 0, then the schedule.
 
-    Step `warmup_steps` has the full rate. After `last_full_step` it falls, down to
-    `min_learning_rate` at `max_steps`. A run shorter than its warm-up ends within it.
+    Step `warmup_steps` has the full rate. At `max_steps` it has fallen to `min_learning_rate`. A
+    run shorter than its warm-up ends within it.
     """
-    begin = last_full_step(optim, max_steps)
+    schedule, begin = SCHEDULES[optim.schedule], optim.warmup_steps
+    if schedule.is_stable_first:
+        begin = max(begin, max_steps - round(optim.decay_fraction * max_steps))
     if step <= optim.warmup_steps:
         return optim.learning_rate * step / optim.warmup_steps
     if step <= begin:
         return optim.learning_rate
     progress = 1.0 if step >= max_steps else (step - begin) / (max_steps - begin)
     most, least = optim.learning_rate, optim.min_learning_rate
-    return least + (most - least) * SCHEDULES[optim.schedule].fall(progress)
-
-
-def last_full_step(optim: OptimConfig, max_steps: int) -> int:
-    """The step after which the rate falls. Raises ConfigError for an unknown schedule."""
-    if optim.schedule not in SCHEDULES:
-        raise ConfigError(f"optim.schedule={optim.schedule} must be {' or '.join(SCHEDULES)}.")
-    if not SCHEDULES[optim.schedule].is_stable_first:
-        return optim.warmup_steps
-    return max(optim.warmup_steps, max_steps - round(optim.decay_fraction * max_steps))
+    return least + (most - least) * schedule.fall(progress)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -118,7 +118,7 @@ FAULTS = [
     Fault(
         "dropout not reseeded",
         LOOP,
-        "        reseed(train.seed, step, accelerator.seed_index)",
+        "        reseed(train.seed, step, process)",
         "        pass",
         SAME,
         DROPOUT,

@@ -82,6 +82,8 @@ class SnapshotWriter:
         """`generation` is the content of generation_config.json, if snapshots have one."""
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
+        self.is_settled = True
+        """Whether `finish` has nothing to do: no snapshot is pending or has yet to be reported."""
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
         self._tokenizer, self._adapters, self._generation = tokenizer, adapters, generation
@@ -99,11 +101,6 @@ class SnapshotWriter:
         """The newest snapshot, until its outcome has been reported."""
         self._published: Future[None] | None = None
         """What follows in the thread: pruning, curves, the offer for upload."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether `finish` has nothing to do: no snapshot is pending or has yet to be reported."""
-        return self._written is None and not self.pending
 
     def begin(self, state: RunState, sample: str | None, end: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
@@ -143,7 +140,7 @@ class SnapshotWriter:
             self._published = submit(self._after_write, self._written, state.step, publish)
         self._report.stall_seconds.append(time.perf_counter() - begun)
         self._report.clock.enter(EVALUATION)
-        self.pending = not end
+        self.pending, self.is_settled = not end, end
         if end:
             fault = self._written.exception()
             remedy = NO_NUMBERS if isinstance(fault, NumberFault) else ""
@@ -195,6 +192,7 @@ class SnapshotWriter:
             self._report.stall_seconds[-1] += time.perf_counter() - begun
         self.pending = False
         self._report_failure()
+        self.is_settled = self._written is None
 
     def publish(self, sample: str | None, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""
