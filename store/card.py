@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ SHOWN = (
 )
 LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
 """By the name of a text, its language; others have `hub.language`."""
-SHOWN_EVENTS = 20
 TEMPLATE = Path(__file__).with_name("card.md")
 
 
@@ -42,24 +40,27 @@ def card_text(
     *,
     sample: str | None = None,
     has_curves: bool = False,
-    events: Sequence[Mapping[str, Any]] = (),
     best: Best | None = None,
     speed: str | None = None,
     proof: str | None = None,
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`: card.md, filled in.
 
-    `sample` is a text that the model has generated, `events` are those in metrics.jsonl,
-    `speed` is that of the newest steps, `proof` what was checked before the run.
+    `sample` is a text that the model has generated, `speed` is that of the newest steps, `proof`
+    what was checked before the run.
     """
-    unit = token_unit(state.data)
     metadata = _metadata(repo_id, state, shape)
-    facts = _facts(state, shape, versions, speed, proof)
+    facts = _facts(state, shape)
+    if speed is not None:
+        facts.append(("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}"))
+    if proof is not None:
+        facts.append(("proven before step 1", f"{proof} (proof.json)"))
+    facts.append(("versions", ", ".join(f"{name} {one}" for name, one in versions.items())))
     card = huggingface_hub.ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
         name=_cell(state.config["run"]["name"]),
-        unit=unit,
+        unit=token_unit(state.data),
         step=f"{state.step:,}",
         facts=[(label, _cell(value)) for label, value in facts],
         curves=CURVES if has_curves else None,
@@ -73,14 +74,6 @@ def card_text(
         prompt=repr(_prompt(sample)),
         length=max(1, shape.block_size - 16),
         context=shape.block_size,
-        events=[{**event, "text": _cell(event["text"])} for event in events[-SHOWN_EVENTS:]],
-        attempts=_count({event["attempt"] for event in events}, "attempt"),
-        machines=_count(
-            {event["text"] for event in events if event["event"] == "machine"},
-            "kind of machine",
-            "kinds of machines",
-        ),
-        warnings=_count([event for event in events if event["event"] == "warning"], "warning"),
     )
     return str(card)
 
@@ -89,12 +82,13 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_
     """The fields that the Hub shows, and filters by."""
     name, unit = _shown_name(state.data["name"]), token_unit(state.data)
     has_adapters = trains_adapters(state.config)
+    sources = [one["source"] for one in state.stream or [{"source": state.data["name"]}]]
     return huggingface_hub.ModelCardData(
         library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
         pipeline_tag="text-generation",
         license=value_of(state.config, "hub.license"),
         language=value_of(state.config, "hub.language") or LANGUAGES.get(name),
-        datasets=[one for one in _sources(state) if _is_dataset(one)] or None,
+        datasets=list(filter(_is_dataset, sources)) or None,
         base_model=_base_model(state),
         tags=[
             shape.family,
@@ -107,11 +101,6 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_
     )
 
 
-def _sources(state: RunState) -> list[str]:
-    """What was trained on: the text, or the sources of a stream."""
-    return [state.data["name"]] if state.stream is None else [one["source"] for one in state.stream]
-
-
 def _is_dataset(source: str) -> bool:
     """Whether a source is a data set of the Hub."""
     return source == _shown_name(source) and REPO_ID.fullmatch(source) is not None
@@ -119,26 +108,19 @@ def _is_dataset(source: str) -> bool:
 
 def _base_model(state: RunState) -> str | None:
     """The repo of the Hub that the run began from: a model, or another run's."""
-    if state.base is not None:
-        name = state.base
-    elif state.origin is not None:
+    name = state.base
+    if name is None and state.origin is not None:
         name = str(value_of(state.config, "snapshot.resume"))
-    else:
-        return None
-    repo = NAMED_REPO.fullmatch(name)
+    repo = None if name is None else NAMED_REPO.fullmatch(name)
     return None if repo is None else repo[2]
 
 
 def _results(state: RunState, name: str, dataset: str) -> list[huggingface_hub.EvalResult] | None:
     """The lowest held-out loss of the run, as the Hub lists results."""
-    loss, unit = state.best_loss, token_unit(state.data)
-    if loss is None:
+    if (loss := state.best_loss) is None:
         return None
-    figures = {f"nats per {unit}": loss}
-    if unit == "character":
-        figures["bits per character"] = loss / math.log(2)
-    if (per_byte := bits_per_byte(state.data, loss)) is not None:
-        figures["bits per byte"] = per_byte
+    unit, per_byte = token_unit(state.data), bits_per_byte(state.data, loss)
+    figures = {f"nats per {unit}": loss, "bits per byte": per_byte}
     return [
         huggingface_hub.EvalResult(
             task_type="text-generation",
@@ -150,18 +132,18 @@ def _results(state: RunState, name: str, dataset: str) -> list[huggingface_hub.E
             metric_value=round(figure, 4),
         )
         for unit, figure in figures.items()
+        if figure is not None
     ]
 
 
-def _facts(
-    state: RunState,
-    shape: ModelConfig,
-    versions: Mapping[str, str],
-    speed: str | None,
-    proof: str | None,
-) -> list[tuple[str, str]]:
-    facts = [
-        *_text_facts(state),
+def _facts(state: RunState, shape: ModelConfig) -> list[tuple[str, str]]:
+    """The rows of the table: the text, or the blocks of each source of a stream; the model."""
+    if state.stream is None:
+        name = _shown_name(state.data["name"])
+        facts = [("text", f"{name}, {state.data['characters']:,} characters")]
+    else:
+        facts = [("streamed text", _place_in(one)) for one in state.stream]
+    facts += [
         *lost_facts(state.data),
         ("vocabulary", f"{shape.vocab_size:,} {token_unit(state.data)}s"),
         ("tokenizer", _shown_name(str(value_of(state.config, "data.tokenizer")))),
@@ -174,29 +156,15 @@ def _facts(
     ]
     if (loss := state.best_loss) is not None:
         facts.append(("best held-out loss", loss_in_words(state.data, loss)))
-    facts += [(label, str(value_of(state.config, key))) for key, label in SHOWN]
-    if speed is not None:
-        facts.append(("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}"))
-    if proof is not None:
-        facts.append(("proven before step 1", f"{proof} (proof.json)"))
-    facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
-    return facts
+    return facts + [(label, str(value_of(state.config, key))) for key, label in SHOWN]
 
 
-def _text_facts(state: RunState) -> list[tuple[str, str]]:
-    """What was trained on: a text, or the blocks of each source of a stream."""
-    if state.stream is None:
-        name = _shown_name(state.data["name"])
-        return [("text", f"{name}, {state.data['characters']:,} characters")]
-    return [
-        (
-            "streamed text",
-            f"{_shown_name(one['source'])}{'@' * bool(one['revision'])}{one['revision'] or ''}: "
-            f"{one['blocks']:,} blocks, to row {one['row']:,} of window {one['window']:,} in "
-            f"epoch {one['epoch'] + 1:,}",
-        )
-        for one in state.stream
-    ]
+def _place_in(stream: Mapping[str, Any]) -> str:
+    revision = f"@{stream['revision']}" if stream["revision"] else ""
+    return (
+        f"{_shown_name(stream['source'])}{revision}: {stream['blocks']:,} blocks, to row "
+        f"{stream['row']:,} of window {stream['window']:,} in epoch {stream['epoch'] + 1:,}"
+    )
 
 
 def _shown_name(source: str) -> str:
@@ -222,8 +190,3 @@ def _prompt(sample: str | None) -> str:
     """A prompt of characters that the model has: the beginning of its own sample."""
     words = (sample or "").split()
     return words[0][:8] if words else "a"
-
-
-def _count(things: Collection[Any], noun: str, plural: str = "") -> str:
-    """'1 attempt', '2 attempts'."""
-    return f"{len(things)} {noun if len(things) == 1 else plural or noun + 's'}"

@@ -17,11 +17,9 @@ from snapshot.start import Start
 from store.attempt import Best, Card, Policy, UploadTarget
 from store.card import card_text
 from store.kinds import open_store
-from store.records import METRICS
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.curves import CURVES
-from training.reporting.metrics import read_events
 from training.run.records import read_proof, records_for_upload
 from training.run.run_dir import record_attempt
 from training.run.stopping import LAST_WORDS_SECONDS, Signals
@@ -112,7 +110,6 @@ def hand_over(
             versions(),
             sample=sample,
             has_curves=picture is not None,
-            events=read_events(Path(config.run.dir) / METRICS),
             best=best,
             speed=console.speed_in_words(),
             proof=None if proof is None else proof["summary"],

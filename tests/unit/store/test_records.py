@@ -224,7 +224,6 @@ def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
     assert "optim.weight_decay: 0.2 -> 0.3" in [e["text"] for e in events]
     repo = hub.repo(hubs.REPO)
     card = repo.read(repo.head, "README.md").decode()
-    assert "3 attempts, 1 kind of machine, 0 warnings" in card
     assert re.search(r"\| speed \| [\d.]+k? tokens/s, on 1 process, CPU", card)
     content = repo.read(repo.head, METRICS)
     assert content == (tmp_path / "a" / "metrics.jsonl").read_bytes()
