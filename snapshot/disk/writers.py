@@ -26,6 +26,8 @@ INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
 """File systems that may write back the bytes around those of a process: how their names begin."""
 HEAD, ROOM = 8, 1 << 12
 """Bytes of a text's length, and of a text that one collective exchanges; a longer one takes two."""
+PROBE = f"{TEMPORARY_PREFIX}shared-"
+"""How the folder begins in which all who write a snapshot must meet."""
 Result = TypeVar("Result")
 
 
@@ -109,33 +111,41 @@ def _error_in(words: tuple[str, str]) -> Exception:
     return kinds.get(kind, OSError)(message)
 
 
-def find_writers(writers: Writers, root: Path, machine: int, has_parts: bool) -> Writers:
+def find_writers(
+    make_group: Callable[[], Any],
+    is_main: bool,
+    rank: int,
+    root: Path,
+    machine: int,
+    has_parts: bool,
+) -> Writers:
     """The writers of a sharded model's snapshots in `root`. Every process must call this.
 
-    Each of `writers` writes what it holds if all of those that hold something can write to one
-    folder, and neighbouring bytes of one file. Otherwise their group ends.
+    Each process writes what it holds if all of those that hold something can write to one folder,
+    and neighbouring bytes of one file. Otherwise the main process writes alone, and the group ends.
     """
-    is_main, rank = writers.is_main, writers.rank
-    name = f"{TEMPORARY_PREFIX}shared-{os.getpid()}-{time.time_ns()}"
-    if is_main:
+    name = f"{PROBE}{os.getpid()}-{time.time_ns()}"
+    if is_main:  # before the group: gloo connects all processes while it is made
         with suppress(OSError):
             (root / name).mkdir(parents=True)
-    shared = root / writers.on_all(lambda: name)[0]
+    writers = Writers(is_main, rank, make_group())
 
-    def try_to_write() -> tuple[bool, bool, bool, int]:
-        can_write = False
-        with suppress(OSError):
-            (shared / str(rank)).touch()
-            can_write = True
-        return is_main or has_parts, can_write, is_coherent(root), machine
+    def try_to_write() -> tuple[bool, list[str], str, bool, int]:
+        probes = []
+        for probe in root.glob(f"{PROBE}*"):
+            with suppress(OSError):
+                (probe / str(rank)).touch()
+                probes.append(probe.name)
+        return is_main or has_parts, probes, name if is_main else "", is_coherent(root), machine
 
-    rows = {n: row for n, row in enumerate(writers.on_all(try_to_write)) if row[0]}
-    several = len({row[3] for row in rows.values()}) > 1
-    can_share = all(row[1] and (row[2] or not several) for row in rows.values())
-    if is_main:  # it must see what the others write
-        can_share = can_share and all((shared / str(n)).exists() for n in rows)
-        shutil.rmtree(shared, ignore_errors=True)
-    if writers.on_all(lambda: can_share)[0]:
+    told = writers.on_all(try_to_write)
+    shared = next(row[2] for row in told if row[2])
+    rows = [row for row in told if row[0]]
+    several = len({row[4] for row in rows}) > 1
+    can_share = all(shared in row[1] and (row[3] or not several) for row in rows)
+    if is_main:
+        shutil.rmtree(root / name, ignore_errors=True)
+    if can_share:
         return writers
     writers.end()
     return Writers(is_main, rank)

@@ -311,8 +311,8 @@ def writers_of(
     if not sharded:
         return Writers(is_main, rank)
     has_parts = any(map(writes_shard, sharded))
-    writers = Writers(is_main, rank, group_of_threads(seconds))
-    writers = find_writers(writers, root, machine_number(), has_parts)
+    group = partial(group_of_threads, seconds)
+    writers = find_writers(group, is_main, rank, root, machine_number(), has_parts)
     if writers.group is None:
         console.say(GATHERED.format(root=root))
     return writers

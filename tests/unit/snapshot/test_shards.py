@@ -320,8 +320,12 @@ def writers_in(
     threads = Threads(monkeypatch, len(roots))
 
     def process(rank: int) -> Writers:
-        all_writers = Writers(rank == 0, rank, threads)
-        return find_writers(all_writers, roots[rank], machines[rank], has_parts[rank])
+        def group() -> Threads:
+            threads.barrier.wait()
+            return threads
+
+        place = roots[rank], machines[rank]
+        return find_writers(group, rank == 0, rank, *place, has_parts[rank])
 
     return [writers.group is not None for writers in threads.run(process)]
 
