@@ -88,20 +88,18 @@ def _read_or_create(own: RunStore) -> Contents:
     return contents
 
 
-def with_newest(own: RunStore, contents: Contents, newest: Path, state: RunState) -> Contents:
-    """The contents of the store, with this run's newest snapshot, which only this disk may have.
+def upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunState) -> Contents:
+    """The contents of the store with a snapshot that only this disk has, for other machines.
 
     Raises StoreError if it cannot be uploaded.
     """
-    latest = contents.latest
-    if latest is not None and latest.run_id == state.run_id and latest.step >= state.step:
-        return contents
-    if latest is not None and latest.run_id != state.run_id and not own.takeover:
-        return contents
     prunes_nothing = Policy(LARGEST_STEP, 0.0, own.private, own.takeover)
-    target = UploadTarget(own.store, prunes_nothing, state.run_id, uuid4().hex, latest)
+    target = UploadTarget(own.store, prunes_nothing, state.run_id, uuid4().hex, contents.latest)
     attempt = Attempt(target)
     upload = Upload(newest, Card(f"# Step {state.step}\n"))
-    with suppress(Fenced):  # another start has uploaded meanwhile
+    try:
         with_retries(lambda: attempt.upload(upload))
+    except Fenced as error:
+        again = f"another start has uploaded to {own.store.name} meanwhile. Start again."
+        raise StoreUnreachable(again, "another uploads") from error
     return with_retries(lambda: read_store(own.store))

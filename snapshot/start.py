@@ -13,7 +13,6 @@ from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
     TEMPORARY_PREFIX,
-    folder_name,
     manifest_sha256,
     newest_verified,
     remove_leftovers,
@@ -21,7 +20,7 @@ from snapshot.disk.folder import (
 )
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
-from snapshot.run_store import RunStore, contents_at_start, with_newest
+from snapshot.run_store import RunStore, contents_at_start, upload_for_all
 from snapshot.source import find, naming
 from store.errors import StoreError
 from store.fetch import Contents, NoneWhole, StateCheck, fetch_newest
@@ -134,37 +133,28 @@ def newest_of_disk_and_store(
 ) -> Start:
     """The newer of `local`, the newest on this disk, and the store's, downloaded to `root`.
 
-    With `own.for_all` it is the store's newest, because other machines can have no other; one that
-    only this disk has is uploaded first. Raises SnapshotError if the store holds something else, or
-    if neither has a whole snapshot but the store should; StoreError if this disk has no snapshot
-    and it is unknown whether the store has, or if that upload fails; what `refuse` raises.
+    With `own.for_all`, what only this disk has is uploaded, for other machines. Raises
+    SnapshotError if the store holds something else, or if neither has a whole snapshot but the
+    store should; StoreError if this disk has no snapshot and it is unknown whether the store has,
+    or if that upload fails; what `refuse` raises.
     """
     can_do_without = local.folder is not None and not own.for_all
     contents, faults = contents_at_start(own, can_do_without)
-    if own.for_all and contents is not None and local.folder is not None:
-        assert local.state is not None
-        contents = with_newest(own, contents, local.folder, local.state)
-        local = _also_in_store(local, contents, root)
     local = replace(local, contents=contents, warnings=local.warnings + faults)
     latest, state = local.known_latest, local.state
-    if contents is None or latest is None:
+    if contents is None:
         return local
-    if state is not None and latest.run_id != state.run_id:
-        if own.takeover:
-            return local
+    is_other_run = latest is not None and state is not None and latest.run_id != state.run_id
+    if is_other_run and not own.takeover:
+        assert latest is not None
         raise SnapshotError(
             f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. "
             "To continue the local run, name another store, or replace what this one holds with "
             "hub.takeover=true; to continue the run in the store, give another run.name (and "
             "run.dir, if that is set)."
         )
-    if local.folder is not None and state is not None and latest.step <= state.step:
-        same = latest.manifest_sha256 == manifest_sha256(local.folder)
-        return replace(
-            local,
-            reason=f"{local.reason}; {own.store.name} has step {latest.step}",
-            remote=contents.pinned(latest.folder) if same else None,
-        )
+    if latest is None or is_other_run or (state is not None and latest.step <= state.step):
+        return _from_disk(own, contents, local)
     step = -1 if state is None else state.step
     try:
         found = fetch_newest(contents, root, refuse=refuse, after=step)
@@ -172,7 +162,8 @@ def newest_of_disk_and_store(
         if state is None:
             fault = f"{str(error).rstrip('.')}. Start again in another store."
             raise SnapshotError(fault) from error
-        return replace(local, warnings=local.warnings + _skipped(error.faults))
+        skipped = replace(local, warnings=local.warnings + _skipped(error.faults))
+        return _from_disk(own, contents, skipped)
     except (StoreError, DiskFault) as error:
         if not can_do_without:
             raise
@@ -180,8 +171,6 @@ def newest_of_disk_and_store(
         fault = f"{what}: {str(error).rstrip('.')}."
         return replace(local, warnings=(*local.warnings, fault))
     why = "there is none here" if state is None else f"newer than step {step} here"
-    if own.for_all:
-        why = "the newest that all machines can have"
     assert found.contents is not None
     return Start(
         found.path,
@@ -194,18 +183,23 @@ def newest_of_disk_and_store(
     )
 
 
-def _also_in_store(local: Start, contents: Contents, root: Path) -> Start:
-    """`local` if the store has it, too, or what the store has; the run of another store stays."""
-    assert local.folder is not None
-    latest = contents.latest
-    if latest is None or local.state is None or latest.run_id != local.state.run_id:
+def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
+    """`local`, and its name in the store if that has the same or other machines need it."""
+    if local.folder is None:
         return local
-    for folder in (local.folder, root / folder_name(latest.step)):
-        with suppress(SnapshotError, OSError):
-            if manifest_sha256(folder) == latest.manifest_sha256:
-                state, reason = check_snapshot(folder), f"{folder}, the newest of this run"
-                return replace(local, folder=folder, state=state, reason=reason)
-    return replace(local, folder=None, state=None)
+    assert local.state is not None
+    digest, latest = manifest_sha256(local.folder), contents.latest
+    if own.for_all and (latest is None or latest.manifest_sha256 != digest):
+        contents = upload_for_all(own, contents, local.folder, local.state)
+        latest = contents.latest
+    if latest is None or latest.run_id != local.state.run_id:
+        return local
+    return replace(
+        local,
+        contents=contents,
+        reason=f"{local.reason}; {own.store.name} has step {latest.step}",
+        remote=contents.pinned(latest.folder) if latest.manifest_sha256 == digest else None,
+    )
 
 
 def _named(resume: str, root: Path, timeout: float, refuse: StateCheck) -> Start:
