@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import sys
 import time
@@ -23,11 +22,11 @@ from tqdm import tqdm
 from common.printable import printable
 from config.stored import with_folders
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
-from data.corpus import Corpus, prepare_corpus
+from data.corpus import ALL_HELD_OUT, Corpus, prepare_corpus
 from data.errors import DataError, UnknownCharacter
 from data.loader import HeldOutBatches, window_loader, windows_of
-from data.prepared import ALL_HELD_OUT
 from data.reading.content import suffixes
+from data.streaming.streamed import parts_of
 from data.tokenizer import refuse_larger_than
 from model.family import parameter_count
 from model.generate import BrokenModel
@@ -42,7 +41,6 @@ from snapshot.command_line import (
 )
 from snapshot.named_model import NamedModel, find_model
 from training.run.stored_text import RunText, stored_config
-from training.run.streams import parts_of
 
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
@@ -205,7 +203,6 @@ def prepared_text(
         documents=options.documents or (PACKED if run is None else run.data.documents),
         cache_dir=Path(options.cache_dir),
         tokenizer=tokenizer,
-        threads=os.cpu_count() or 1,
         say=say,
     )
 
@@ -220,7 +217,7 @@ def held_out_stream(
     if options.documents not in (None, run.data.documents):
         own = f"the run's data.documents={run.data.documents}"
         raise DataError(f"--documents {options.documents} is not {own}. Leave it out.")
-    parts, revisions = parts_of(run.config), run.revisions()
+    parts, revisions = parts_of(run.data), run.revisions()
     if options.source is None:
         for part in parts:
             refuse_unopened(named, part.source, "download the repo and evaluate its folder")

@@ -86,7 +86,7 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     template = ChatTemplate(tokenizer, named.name)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     begin = Conversation(system, {} if options.tools is None else {"tools": options.tools})
-    if template.unwritten(begin):
+    if begin.extras and "tools" not in template.template_for(begin):
         what = f"--tools: the chat template of {named.name} never writes tools"
         raise DataError(f"{what}. Leave it out.")
     model = named.load().to(device)

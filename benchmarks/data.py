@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/data.py --megabytes 100 --tokenizer bpe:8000
 
 Writes a generated text of each size to a temporary folder and measures its preparation in new
-processes, with one thread and with several. Then another new process reads 2,000 batches of it.
+process. Then another one reads 2,000 batches of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_text(path: Path, megabytes: int) -> None:
             opened.write(encoded)
 
 
-def prepare(source: str, cache: str, tokenizer: str, threads: str) -> dict:
+def prepare(source: str, cache: str, tokenizer: str) -> dict:
     import torch  # noqa: F401 - a run imports it anyway, so it is not measured
 
     import data.prepare
@@ -53,9 +53,8 @@ def prepare(source: str, cache: str, tokenizer: str, threads: str) -> dict:
         text_column="text",
         val_fraction=0.1,
         block_size=BLOCK,
-        cache_dir=Path(cache) / threads,
+        cache_dir=Path(cache),
         tokenizer=tokenizer,
-        threads=int(threads),
     )
     seconds = time.perf_counter() - started_at
     return {
@@ -130,7 +129,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--tokenizer", default="char", help="data.tokenizer")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--work", choices=("prepare", "load"), help=argparse.SUPPRESS)
     parser.add_argument("paths", nargs="*", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
@@ -144,20 +142,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             source = str(Path(folder) / "text.txt")
             write_text(Path(source), megabytes)
-            prepared = {
-                threads: in_new_process("prepare", source, folder, options.tokenizer, str(threads))
-                for threads in options.threads
-            }
-            cache = str(Path(folder) / str(options.threads[-1]))
-            loading = in_new_process("load", source, cache, options.tokenizer)
+            prepared = in_new_process("prepare", source, folder, options.tokenizer)
+            loading = in_new_process("load", source, folder, options.tokenizer)
         figures.append({"megabytes": megabytes, "prepared": prepared, **loading})
         print(json.dumps(figures[-1]), file=sys.stderr, flush=True)
         rows.append(
             (
                 f"{megabytes:,}",
-                *(f"{found['megabytes_per_second']:.0f}" for found in prepared.values()),
-                *(f"{found['peak_mb']:.0f}" for found in prepared.values()),
-                f"{prepared[options.threads[0]]['imports_mb']:.0f}",
+                f"{prepared['megabytes_per_second']:.0f}",
+                f"{prepared['peak_mb']:.0f}",
+                f"{prepared['imports_mb']:.0f}",
                 f"{loading['loader_tokens_per_second']:,.0f}",
                 f"{loading['start_ratio']:.2f}",
                 f"{loading['own_memory_growth_mb']:.1f}",
@@ -166,8 +160,8 @@ def main() -> None:
     print_table(
         (
             "MB",
-            *(f"MB/s, threads: {threads}" for threads in options.threads),
-            *(f"peak MB, threads: {threads}" for threads in options.threads),
+            "MB/s",
+            "peak MB",
             "of which imports",
             "loader tokens/s",
             "start at step 1,000,000 / 1",

@@ -57,27 +57,24 @@ def our_stream(folder: Path) -> Any:
     from data.reading.listing import list_source
     from data.reading.rows import read_group
     from data.streaming.streamed import fixed_tokenizer, stream_corpus
-    from data.streaming.windows import StreamDefinition, StreamReading
+    from data.streaming.windows import Stream
 
     access = Access(folder / "ours")
     listing = list_source(str(folder / "data"), "text", access)
-    definition = StreamDefinition(
-        [listing],
-        [1.0],
-        fixed_tokenizer(folder),
+    stream = Stream(
+        listings=[listing],
+        weights=[1.0],
+        tokenizer=fixed_tokenizer(folder),
         seed=1,
         val_fraction=0.01,
         window_bytes=32_000_000,
         held_out_bytes=100_000,
-    )
-    reading = StreamReading(
-        partial(read_group, access=access),
-        folder / "ours",
+        read=partial(read_group, access=access),
+        cache_dir=folder / "ours",
         cache_bytes=4_000_000_000,
-        prefetch_bytes=128_000_000,
-        threads=len(os.sched_getaffinity(0)),
+        windows_ahead=4,
     )
-    return stream_corpus(definition, reading).train
+    return stream_corpus(stream).train
 
 
 def fill(folder: Path) -> None:
@@ -85,16 +82,16 @@ def fill(folder: Path) -> None:
     (source,) = our_stream(folder).sources
     for epoch in range(EPOCHS):
         for window in range(len(source.windows(epoch))):
-            source.prepare(epoch, window)
+            source.open(epoch, window)
 
 
 def ours(folder: Path) -> Any:
     """The batches of a run."""
     text = our_stream(folder)
-    from data.loader import StepBatches, window_loader
+    from data.loader import StepBatches, Windows, window_loader
     from data.split import Split
 
-    blocks = text.sequences(BLOCK - 1)
+    blocks = Windows(text, BLOCK - 1, -100)
     order = blocks.order(1, BATCH)
     return window_loader(blocks, StepBatches(order, Split(BATCH), first_step=1))
 

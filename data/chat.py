@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import date
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -93,10 +93,6 @@ class ChatTemplate:
         """The template: with tools, the one that is named tool_use, as transformers chooses it."""
         named = "tool_use" if "tools" in conversation.extras else "default"
         return self.templates.get(named, self.templates["default"])
-
-    def unwritten(self, conversation: Conversation) -> set[str]:
-        """Fields of a conversation that the template never mentions, and so loses."""
-        return conversation.fields_but(_words(self.template_for(conversation)))
 
     def stops(self, conversation: Conversation = EMPTY) -> frozenset[int]:
         """The tokens that end a reply after a conversation and a question.
@@ -308,8 +304,3 @@ class ChatTemplate:
         trained[:1] = 0  # nothing predicts the first token
         ids = np.array(tokens.ids, dtype=self.tokenizer.dtype)
         return EncodedChat(ids, trained, text_bytes)
-
-
-@lru_cache
-def _words(template: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", template))

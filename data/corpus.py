@@ -1,32 +1,115 @@
 """A text prepared for training: tokenizer, tokens on disk, split, fingerprint.
 
-Prepared once and cached. The cache folder of a corpus holds `tokens.arrow`, the tokenizer's files
-and `corpus.json`, and `datasets.load_from_disk` opens it. It is built under a temporary name and
-renamed, so that it is whole or absent.
+Prepared once and cached. The cache folder of a corpus holds `tokens.bin` (data/token_file.py), the
+tokenizer's files and `corpus.json`. It is built under a temporary name and renamed, so that it is
+whole or absent.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-import data.prepare
+from common.printable import reason_of
 from common.shared_files import make_once, remove_abandoned
 from data.columns import CONVERSATIONS, MASKED, PACKED, MessagesColumn, TextColumn
 from data.documents import Documents
 from data.errors import BrokenText, DataError, cache_error
-from data.loader import EndlessText
-from data.prepare import Preparation
-from data.prepared import ALL_HELD_OUT, CorpusInfo, Damaged, Prepared, load_prepared
+from data.loader import Text
 from data.progress import Progress
+from data.round_trip import NEGLIGIBLE, RoundTrip, lost_in_words
 from data.sources import Source, open_source
-from data.subwords import SubwordTokenizer
-from data.token_file import TokenStream
+from data.subwords import SubwordTokenizer, load_tokenizer
+from data.token_file import TokenFile, TokenStream
 from data.tokenizer import CHARACTERS, Tokenizer
+from data.tokenizer_files import folder_key
+
+FORMAT = 2
+"""Part of the fingerprints that snapshots store, and of the names in the cache; of streams, too.
+Increase it when the same source would have another text, other rows or another order of them."""
+ALL_HELD_OUT = 1.0
+"""The `val_fraction` of a text that is only evaluated: no token is trained on."""
+TOKENS, INFO = "tokens.bin", "corpus.json"
+
+
+@dataclass
+class CorpusInfo:
+    """The content of `corpus.json`. What nobody has counted is 0."""
+
+    name: str = ""
+    characters: int = 0
+    documents: int = 0
+    tokens: int = 0
+    split: int = 0
+    """The first held-out token."""
+    train_bytes: int = 0
+    """Bytes of the training text in UTF-8; for conversations, of the assistant's text."""
+    held_out_bytes: int = 0
+    held_out_targets: int = 0
+    """Number of tokens of these bytes."""
+    left_out: int = 0
+    """Number of conversations left out because not even their first reply fits."""
+    shortened: int = 0
+    """Number of conversations that lost turns to fit."""
+    fingerprint: str = ""
+    """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
+    documents_fingerprint: str = ""
+    """Hex digest of where documents end, and of which tokens are targets."""
+    different: int = 0
+    """Number of different tokens that occur."""
+    unknown: int = 0
+    """Number of unknown tokens; for a stream, in its held-out rows."""
+    checked: int = 0
+    """Number of characters that were decoded again."""
+    lost: int = 0
+    """Number of these characters that were lost."""
+    which: str = ""
+    """Some of them."""
+
+    @property
+    def trip(self) -> RoundTrip:
+        """The part of the text that the tokens lose."""
+        return RoundTrip(self.checked, self.lost, self.which)
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of unknown tokens."""
+        return self.unknown / max(1, self.tokens or self.held_out_targets)
+
+    @property
+    def lost_in_words(self) -> str | None:
+        """The part of the text that the tokens lose, in words; None if they lose nothing."""
+        return lost_in_words(self.unknown_share, self.trip)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether more is lost than bits per byte, with the digits that are printed, allow."""
+        return max(self.unknown_share, self.lost / max(1, self.checked)) > NEGLIGIBLE
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """A held-out loss in nats per token, as bits per byte of the raw text.
+
+        None if the tokens do not hold the text, or have none.
+        """
+        if self.is_lossy or not self.held_out_bytes:
+            return None
+        return loss / math.log(2) * self.held_out_targets / self.held_out_bytes
+
+    @property
+    def fingerprint_of_documents(self) -> str:
+        """The fingerprint of a text whose documents are kept apart."""
+        return hashlib.sha256(
+            f"{self.fingerprint}{self.documents_fingerprint}".encode()
+        ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -35,7 +118,7 @@ class Corpus:
 
     info: CorpusInfo
     tokenizer: Tokenizer
-    train: TokenStream | Documents | EndlessText
+    train: Text | Documents
     held_out: TokenStream | Documents
     ends: frozenset[int] = frozenset()
     """Tokens at which the model that is trained ends a text, besides the tokenizer's own."""
@@ -45,8 +128,7 @@ class Corpus:
         held_out = self.held_out
         if not isinstance(held_out, Documents):
             return self.tokenizer.encode(self.tokenizer.beginning)
-        trained = held_out.trained.window(0, int(held_out.ends[0]))
-        return held_out.tokens.window(0, int(np.argmax(trained)))
+        return held_out.tokens.window(0, int(held_out.targets[0]))
 
     @property
     def marks(self) -> frozenset[int]:
@@ -66,7 +148,6 @@ def prepare_corpus(
     cache_dir: Path,
     tokenizer: str | Path = CHARACTERS,
     documents: str = PACKED,
-    threads: int = 1,
     verify: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Corpus:
@@ -74,8 +155,7 @@ def prepare_corpus(
 
     `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. A `val_fraction` of
     `ALL_HELD_OUT` holds out the whole text; `block_size` then has a meaning for conversations only,
-    which are not longer. `documents` is one of DOCUMENT_MODES. `threads`, at most four,
-    encode characters; subwords are encoded on all cores. `verify` reads all of the cached
+    which are not longer. `documents` is one of DOCUMENT_MODES. `verify` reads all of the cached
     corpus, about a second a GB; one process of each machine should do it. `say` receives progress
     lines, from a thread, for what takes longer than a second.
 
@@ -87,16 +167,24 @@ def prepare_corpus(
         longest = block_size + 1 if documents == CONVERSATIONS else None
         kind = TextColumn if longest is None else MessagesColumn
         opened = open_source(source, kind(text_column), cache_dir, progress)
-        wanted = Preparation(opened, tokenizer, val_fraction, longest)
-        folder = cache_dir / wanted.key
+        chosen = folder_key(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+        parts = FORMAT, TOKENS, opened.key, repr(val_fraction), chosen, longest
+        key = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+        folder = cache_dir / key
         try:
             progress.doing(f"loading the prepared {opened.name}")
             if verify:
                 remove_abandoned(folder, has_lock=False)
-            prepared = _load_if_whole(folder, verify, progress, progress.say)
-            if prepared is None:
-                prepared = _prepare(wanted, folder, threads, progress)
-            train, held_out = _parts(prepared, documents)
+            if not _is_whole(folder, verify, progress.say):
+                progress.doing(f"waiting for another process that prepares {opened.name}")
+                import data.prepare  # imports `datasets`, which most starts do not need
+
+                make_once(
+                    folder,
+                    partial(data.prepare.build, opened, tokenizer, val_fraction, longest, progress),
+                    lambda: _is_whole(folder, True, lambda line: None),
+                )
+            corpus = _load(folder, documents)
         except BrokenText as error:
             raise opened.rejected(error) from error
         except OSError as error:
@@ -106,13 +194,9 @@ def prepare_corpus(
                 f"data.cache_dir={cache_dir}: {folder} does not hold what was just written to it: "
                 f"{error}. Start again, or name another folder."
             ) from error
-    at_least = None if val_fraction == ALL_HELD_OUT else block_size
-    _check_size(train, held_out, prepared, at_least, opened)
+    _check_size(corpus, None if val_fraction == ALL_HELD_OUT else block_size, opened)
     # The cache may hold the name of another file with the same text: use the current name.
-    info = replace(prepared.info, name=opened.name)
-    if documents != PACKED:
-        info = replace(info, fingerprint=info.fingerprint_of_documents)
-    return Corpus(info, prepared.tokenizer, train, held_out)
+    return replace(corpus, info=replace(corpus.info, name=opened.name))
 
 
 def _expanded(cache_dir: Path) -> Path:
@@ -124,74 +208,111 @@ def _expanded(cache_dir: Path) -> Path:
         ) from error
 
 
-def _load_if_whole(
-    folder: Path, verify: bool, progress: Progress, say: Callable[[str], None]
-) -> Prepared | None:
-    """Load a prepared text; None if it is absent or damaged, with a warning if it is damaged."""
-    if not folder.exists():
-        return None
+class Damaged(Exception):
+    """The folder has changed since it was written. The message names the fault."""
+
+
+def save_info(folder: Path, info: CorpusInfo) -> None:
+    """Write `corpus.json`, which has the size and hash of every other file, and flush the files."""
+    files = {path.name: [path.stat().st_size, _digest_of(path)] for path in folder.iterdir()}
+    content: dict[str, Any] = {"info": asdict(info), "files": files}
+    content["digest"] = _digest_of_json(content)
+    (folder / INFO).write_text(json.dumps(content, indent=2) + "\n")
+    for path in folder.iterdir():
+        with open(path, "rb") as written_file:
+            os.fsync(written_file.fileno())
+
+
+def read_info(folder: Path, verify: bool) -> CorpusInfo:
+    """Read what `save_info` wrote. `verify` reads all files and compares them with their hashes.
+
+    Raises Damaged if the folder has changed since it was written, and OSError if it is unreadable.
+    """
     try:
-        return load_prepared(folder, verify, progress)
+        content = json.loads((folder / INFO).read_text(encoding="utf-8"))
+        if content.pop("digest") != _digest_of_json(content):
+            raise Damaged(f"{INFO} does not match its hash")
+        for name, (size, digest) in content["files"].items():
+            path = folder / name
+            if path.stat().st_size != size or (verify and _digest_of(path) != digest):
+                raise Damaged(f"{name} does not match its hash")
+        return CorpusInfo(**content["info"])
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise Damaged(reason_of(error)) from error
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise Damaged(f"{INFO}: {reason_of(error)}") from error
+
+
+def _digest_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of_json(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _is_whole(folder: Path, verify: bool, say: Callable[[str], None]) -> bool:
+    """Whether a prepared text is there and whole, with a warning if it is damaged."""
+    if not folder.exists():
+        return False
+    try:
+        read_info(folder, verify)
     except Damaged as error:
         say(f"warning: the prepared text in {folder} is damaged: {error}. It is prepared again.")
-        return None
+        return False
+    return True
 
 
-def _prepare(wanted: Preparation, folder: Path, threads: int, progress: Progress) -> Prepared:
-    progress.doing(f"waiting for another process that prepares {wanted.source.name}")
-    make_once(
-        folder,
-        lambda building: data.prepare.build(wanted, building, threads, progress),
-        lambda: _load_if_whole(folder, True, progress, lambda line: None) is not None,
-    )
-    return load_prepared(folder, False, progress)
+def _load(folder: Path, documents: str) -> Corpus:
+    """The text in a folder. Raises Damaged and OSError."""
+    info = read_info(folder, verify=False)
+    try:
+        file, tokenizer = TokenFile(folder / TOKENS), load_tokenizer(folder)
+    except ValueError as error:
+        raise Damaged(reason_of(error)) from error
+    bounds = ((0, info.split), (info.split, len(file)))
+    parts: list[Any]
+    if documents == CONVERSATIONS:
+        parts = [Documents.of(file, *part) for part in bounds]
+    else:
+        ends = file.ends if documents == MASKED else None
+        parts = [TokenStream(file, *part, ends) for part in bounds]
+    if documents != PACKED:
+        info = replace(info, fingerprint=info.fingerprint_of_documents)
+    return Corpus(info, tokenizer, *parts)
 
 
-def _parts(
-    prepared: Prepared, documents: str
-) -> tuple[TokenStream | Documents, TokenStream | Documents]:
-    """What is trained on, and what is held out. Raises Damaged."""
-    tokens, split = prepared.tokens, prepared.info.split
-    if documents == MASKED:
-        tokens = tokens.masked(prepared.ends())
-    if documents in (PACKED, MASKED):
-        return tokens.part(0, split), tokens.part(split, len(tokens))
-    return prepared.documents(0, split), prepared.documents(split, len(tokens))
-
-
-def _check_size(
-    train: TokenStream | Documents,
-    held_out: TokenStream | Documents,
-    prepared: Prepared,
-    block_size: int | None,
-    opened: Source,
-) -> None:
+def _check_size(corpus: Corpus, block_size: int | None, opened: Source) -> None:
     """Refuse parts that are too short for `block_size`; without one, for an evaluation alone."""
-    unit, everything = f"{prepared.tokenizer.unit}s", len(prepared.tokens)
-    if block_size is not None and isinstance(train, TokenStream) and len(train) <= block_size:
+    info, train, held_out = corpus.info, corpus.train, corpus.held_out
+    unit = f"{corpus.tokenizer.unit}s"
+    if isinstance(held_out, Documents):
+        for name, part in (("training", train), ("held-out", held_out)):
+            needed = name == "held-out" or block_size is not None
+            if needed and isinstance(part, Documents) and not len(part.ends):
+                longer = ": {:,} are longer than data.block_size with their first reply"
+                longer = longer.format(info.left_out) if info.left_out else ""
+                larger = ", or a larger data.block_size" * bool(info.left_out)
+                raise DataError(
+                    f"data.source={opened.where} has no {name} conversation{longer}. "
+                    f"Use more text{larger}."
+                )
+        if not info.held_out_bytes:
+            raise DataError(
+                f"data.source={opened.where}: all held-out replies are empty. Raise "
+                "data.val_fraction or use more conversations."
+            )
+        return
+    if block_size is not None and info.split <= block_size:
         raise DataError(
-            f"data.source={opened.where} has {len(train):,} {unit} to train on "
-            f"({everything:,} less the held-out ones), but data.block_size={block_size} needs at "
+            f"data.source={opened.where} has {info.split:,} {unit} to train on "
+            f"({info.tokens:,} less the held-out ones), but data.block_size={block_size} needs at "
             f"least {block_size + 1:,}. Use more text or a smaller data.block_size."
         )
-    if len(held_out) < 2 and not prepared.has_targets:
+    if len(held_out) < 2:
         remedy = "Use" if block_size is None else "Raise data.val_fraction or use"
         raise DataError(
-            f"data.source={opened.where} leaves {len(held_out)} of {everything:,} {unit} held "
+            f"data.source={opened.where} leaves {len(held_out)} of {info.tokens:,} {unit} held "
             f"out; evaluation needs at least 2. {remedy} more text."
-        )
-    for name, part in (("training", train), ("held-out", held_out)):
-        needed = name == "held-out" or block_size is not None
-        if needed and isinstance(part, Documents) and not len(part.ends):
-            left_out, longer = prepared.info.left_out, ""
-            if left_out:
-                longer = f": {left_out:,} are longer than data.block_size with their first reply"
-            raise DataError(
-                f"data.source={opened.where} has no {name} conversation{longer}. "
-                f"Use more text{', or a larger data.block_size' if left_out else ''}."
-            )
-    if prepared.has_targets and not prepared.info.held_out_bytes:
-        raise DataError(
-            f"data.source={opened.where}: all held-out replies are empty. Raise data.val_fraction "
-            "or use more conversations."
         )

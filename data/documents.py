@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.order import NO_ROW, RowOrder
-from data.token_file import TokenStream
+from data.token_file import TokenFile, TokenStream
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,34 @@ class Documents:
     tokens: TokenStream
     ends: NDArray[np.int64]
     """The first token after each conversation, in ascending order."""
-    trained: TokenStream
-    """1 for each target token, 0 for any other."""
     targets: NDArray[np.int64]
-    """The number of targets of each conversation, at least one."""
+    """Bounds (2N,) of consecutive targets."""
+
+    @classmethod
+    def of(cls, file: TokenFile, begin: int, stop: int) -> Documents:
+        """The conversations of tokens begin..stop of a file."""
+
+        def own(places: NDArray[np.int64]) -> NDArray[np.int64]:
+            first, last = np.searchsorted(places, (begin, stop), side="right")
+            return places[first:last] - begin
+
+        return cls(TokenStream(file, begin, stop), own(file.ends), own(file.targets))
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The number of targets of each conversation, at least one."""
+        firsts = self.targets[::2]
+        document, lengths = np.searchsorted(self.ends, firsts, "right"), self.targets[1::2] - firsts
+        counts = np.bincount(document, weights=lengths, minlength=len(self.ends))
+        return counts.astype(np.int64)
+
+    def are_targets(self, start: int, length: int) -> NDArray[np.bool_]:
+        """Whether each of tokens start..start+length is a target."""
+        places = np.arange(start, start + length)
+        return np.searchsorted(self.targets, places, side="right") % 2 == 1
 
 
 class DocumentRows(Dataset):
@@ -61,7 +82,7 @@ class DocumentRows(Dataset):
         counts = np.bincount(rows) if len(rows) else np.zeros(0, dtype=np.int64)
         self.bounds = np.concatenate(([0], np.cumsum(counts)))
         """The first conversation of each row, and the number of conversations."""
-        self.targets = np.bincount(rows, weights=documents.targets).astype(np.int64)
+        self.targets = np.bincount(rows, weights=documents.counts).astype(np.int64)
         """Number of targets of each row."""
 
     def __len__(self) -> int:
@@ -109,7 +130,7 @@ class DocumentRows(Dataset):
         """The inputs and the targets of a conversation, each (length,)."""
         window = self.documents.tokens.window(start, length + 1)
         targets = window[1:].astype(np.int64)
-        targets[self.documents.trained.window(start + 1, length) == 0] = self.ignored
+        targets[~self.documents.are_targets(start + 1, length)] = self.ignored
         return window[:-1], targets
 
 

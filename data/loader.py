@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Protocol, cast, overload
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from data.documents import DocumentRows, Documents
 from data.errors import DataError
-from data.order import NO_WINDOW, BlockOrder
 from data.split import Split
-from data.token_file import TokenStream
+from data.token_file import positions_of
 
 SEQUENCES_AHEAD = 512
 """How many positions of the order are computed at once."""
@@ -32,73 +32,86 @@ CANNOT_MASK = (
 )
 
 
+class Order(Protocol):
+    """Which item of a loader each training sequence of a run is; they count from 0."""
+
+    nothing: Any
+    """The item of a row whose targets do not count."""
+
+    def items(self, first: int, count: int) -> list[Any]:
+        """The items for sequences first..first+count, which are whole steps."""
+
+    def epoch_of(self, sequence: int) -> int:
+        """The epoch, counted from 0, that the last sequence of a step belongs to."""
+
+
+class Text(Protocol):
+    """A text, prepared or streamed, of which windows are read."""
+
+    nothing: Any
+    """The item of no window."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether windows say where documents begin."""
+
+    def order(self, block_size: int, seed: int, global_batch_size: int) -> Order:
+        """The order in which windows are trained on."""
+
+    def block(self, item: Any, most: int) -> tuple[NDArray, NDArray[np.int64]]:
+        """At most so many tokens of an item, and the places at which documents begin."""
+
+
 class Windows(Dataset):
-    """Windows of a stream, by the first token. `ignored` pads targets."""
+    """Windows of a text. `ignored` pads targets."""
 
-    nothing = NO_WINDOW
-
-    def __init__(self, tokens: TokenStream, block_size: int, ignored: int) -> None:
-        self.tokens = tokens
+    def __init__(self, text: Text, block_size: int, ignored: int) -> None:
+        self.text = text
         self.block_size = block_size
         self.ignored = ignored
+        self.nothing = text.nothing
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def order(self, seed: int, global_batch_size: int) -> BlockOrder:
+    def order(self, seed: int, global_batch_size: int) -> Order:
         """The order in which they are trained on."""
-        return BlockOrder(len(self.tokens), self.block_size, seed)
+        return self.text.order(self.block_size, seed, global_batch_size)
 
     @property
     def target_count(self) -> int:
-        """How many tokens are predicted: nothing predicts the first one."""
-        return len(self.tokens) - 1
+        """How many tokens of a prepared text are predicted: nothing predicts the first one."""
+        return len(self.text) - 1  # type: ignore[arg-type]
 
     def in_order(self, at_most: int | None) -> list[int]:
         """The items of an evaluation, evenly spaced as in `held_out_starts`."""
-        return held_out_starts(len(self.tokens), self.block_size, at_most)
+        return held_out_starts(len(self.text), self.block_size, at_most)  # type: ignore[arg-type]
 
-    def __getitems__(self, starts: list[int]) -> tuple[tuple[Tensor, ...], float]:
-        """Inputs and targets, each int64 (B, T), of the windows that begin at `starts`.
+    def __getitems__(self, items: list[Any]) -> tuple[tuple[Tensor, ...], float]:
+        """Inputs and targets, each int64 (B, T), and positions (B, T) of a masked text.
 
-        Those of a masked stream have positions, too. Their share is that of the rows that are no
-        padding: in training every window has the same number of targets.
+        Their share is that of the rows that are no padding: in training every window has the same
+        number of targets.
         """
-        tokens = len(self.tokens)
-        inputs = np.zeros((len(starts), self.block_size), dtype=np.int64)
-        targets = np.full((len(starts), self.block_size), self.ignored, dtype=np.int64)
-        positions = np.tile(np.arange(self.block_size), (len(starts), 1))
-        masks = self.tokens.masks
-        for row, start in enumerate(starts):
-            if start == NO_WINDOW:
+        shape = len(items), self.block_size
+        inputs = np.zeros(shape, dtype=np.int64)
+        targets = np.full(shape, self.ignored, dtype=np.int64)
+        positions = np.tile(np.arange(self.block_size), (len(items), 1))
+        windows = 0
+        for row, item in enumerate(items):
+            if item == self.nothing:
                 continue
-            length = min(self.block_size, tokens - start - 1)
-            window = self.tokens.window(start, length + 1)
-            inputs[row, :length] = window[:-1]
-            targets[row, :length] = window[1:]
-            if masks:
-                positions[row, :length] = self.tokens.positions(start, length)
-        batch = (inputs, targets, positions) if masks else (inputs, targets)
-        share = sum(start != NO_WINDOW for start in starts) / len(starts)
-        return tuple(map(torch.from_numpy, batch)), share
-
-
-@overload
-def windows_of(
-    text: TokenStream | Documents, block_size: int, ignored: int, pack: bool
-) -> Windows | DocumentRows: ...
-
-
-@overload
-def windows_of(
-    text: TokenStream | Documents | EndlessText, block_size: int, ignored: int, pack: bool
-) -> Sequences: ...
+            tokens, begins = self.text.block(item, self.block_size + 1)
+            length = len(tokens) - 1
+            inputs[row, :length], targets[row, :length] = tokens[:-1], tokens[1:]
+            if self.text.masks:
+                positions[row] = positions_of(self.block_size, begins[begins < self.block_size])
+            windows += 1
+        batch = (inputs, targets, positions) if self.text.masks else (inputs, targets)
+        return tuple(map(torch.from_numpy, batch)), windows / len(items)
 
 
 def windows_of(
-    text: TokenStream | Documents | EndlessText, block_size: int, ignored: int, pack: bool
-) -> Sequences:
-    """What is trained on or evaluated: windows of a stream, rows of documents, or blocks.
+    text: Text | Documents, block_size: int, ignored: int, pack: bool
+) -> Windows | DocumentRows:
+    """What is trained on or evaluated: windows of a text, or rows of documents.
 
     With `pack` the model keeps the documents of a row apart, by their positions. Raises DataError
     for a masked text without it.
@@ -107,9 +120,7 @@ def windows_of(
         return DocumentRows(text, block_size, ignored, pack)
     if text.masks and not pack:
         raise DataError(CANNOT_MASK)
-    if isinstance(text, TokenStream):
-        return Windows(text, block_size, ignored)
-    return text.sequences(block_size, ignored)
+    return Windows(text, block_size, ignored)
 
 
 class StepBatches:
@@ -168,7 +179,7 @@ def held_out_starts(tokens: int, block_size: int, at_most: int | None) -> list[i
 
 
 def window_loader(
-    windows: Sequences, batches: StepBatches | HeldOutBatches, pinned: bool = False
+    windows: Windows | DocumentRows, batches: StepBatches | HeldOutBatches, pinned: bool = False
 ) -> DataLoader:
     """A loader of pairs: inputs, targets and perhaps positions, each int64 (B, T), and their share.
 
@@ -177,7 +188,7 @@ def window_loader(
     batches into page-locked memory, for asynchronous copies to a GPU.
     """
     return DataLoader(
-        cast(Dataset, windows),
+        windows,
         batch_sampler=batches,
         collate_fn=partial(_weighed, factor=batches.factor),
         pin_memory=pinned,
@@ -190,41 +201,3 @@ def _weighed(batch: Any, factor: float) -> Any:  # torch types it as a list of r
     """A batch with its share of the step, of which padding is no part."""
     rows, share = batch
     return rows, share * factor
-
-
-class Order(Protocol):
-    """Which item of a loader each training sequence of a run is; they count from 0."""
-
-    nothing: Any
-    """The item of a row whose targets do not count."""
-
-    def items(self, first: int, count: int) -> list[Any]:
-        """The items for sequences first..first+count, which are whole steps."""
-
-    def epoch_of(self, sequence: int) -> int:
-        """The epoch, counted from 0, that the last sequence of a step belongs to."""
-
-
-class Sequences(Protocol):
-    """What is trained on, by item."""
-
-    def order(self, seed: int, global_batch_size: int) -> Order:
-        """The order in which it is trained on."""
-
-    def __getitems__(self, items: list[Any]) -> tuple[tuple[Tensor, ...], float]:
-        """Inputs and targets, each int64 (B, T), perhaps with positions (B, T), and their share."""
-
-
-class EndlessText(Protocol):
-    """A text that is read while it is trained on."""
-
-    def sequences(self, block_size: int, ignored: int) -> Sequences:
-        """What a loader reads: blocks of so many tokens. `ignored` is the target of padding."""
-
-    @property
-    def masks(self) -> bool:
-        """Whether the blocks say by positions where documents begin."""
-
-    @property
-    def in_words(self) -> list[str]:
-        """The sources and their sizes, a line each."""

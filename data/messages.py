@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -52,16 +52,6 @@ class Conversation(NamedTuple):
     def up_to(self, count: int) -> Conversation:
         """This conversation's first messages."""
         return self._replace(messages=self.messages[:count])
-
-    def fields_but(self, known: Collection[str]) -> set[str]:
-        """Names of its optional fields, except those in `known`."""
-        fields = set(self.extras).union(*self.messages)
-        optional = [(name,) for name in (*EXTRAS, CALLS)] + [REASONING]
-        return {
-            next(name for name in names if name in fields)
-            for names in optional
-            if not fields.isdisjoint(names) and not any(name in known for name in names)
-        }
 
     @property
     def ends_of_replies(self) -> list[int]:

@@ -1,6 +1,6 @@
-"""Pieces, in which all sources yield their text, and chunks, in which a tokenizer encodes it.
+"""Pieces, in which all sources yield their text, and rows, in which it is encoded.
 
-The chunks depend on the text alone, not on how it is divided into pieces.
+The rows depend on the text alone, not on how it is divided into pieces.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from typing import NamedTuple, TypedDict
 PIECE_CHARACTERS = 1 << 20
 CHUNK_CHARACTERS = 1 << 15
 """A longer document is cut, so that several cores encode it in bounded memory."""
-BATCH_CHARACTERS = 1 << 20
-CHUNKS_OF_A_CORE = 2
-MOST_CHUNKS = 4096
-"""Most chunks in a batch. Each takes memory of its own, even a short one."""
+DOCUMENTS_OF_A_ROW = 128
+"""Each takes memory of its own when it is encoded, even a short one."""
 
 
 class Piece(TypedDict):
@@ -23,6 +21,20 @@ class Piece(TypedDict):
     text: str
     ends: list[int]
     """The offsets in it, in characters, at which documents end."""
+
+
+class Row(Piece):
+    """Documents, or a part of a long one, of about `CHUNK_CHARACTERS`: all held out, or none."""
+
+    held_out: bool
+
+
+class Chunk(NamedTuple):
+    """A document, or a part of one."""
+
+    text: str
+    ends_document: bool
+    held_out: bool
 
 
 def with_final_newline(document: str) -> str:
@@ -35,8 +47,8 @@ def utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def pieces_of(documents: Iterable[str]) -> Iterator[Piece]:
-    """Join documents into pieces."""
+def pieces_of(documents: Iterable[str], characters: int = PIECE_CHARACTERS) -> Iterator[Piece]:
+    """Join documents into pieces of at least so many characters."""
     parts: list[str] = []
     ends: list[int] = []
     length = 0
@@ -44,43 +56,11 @@ def pieces_of(documents: Iterable[str]) -> Iterator[Piece]:
         parts.append(document)
         length += len(document)
         ends.append(length)
-        if length >= PIECE_CHARACTERS:
+        if length >= characters:
             yield {"text": "".join(parts), "ends": ends}
             parts, ends, length = [], [], 0
     if parts:
         yield {"text": "".join(parts), "ends": ends}
-
-
-class SplitPiece(NamedTuple):
-    """A piece, or what of it is before or after the first held-out character."""
-
-    text: str
-    ends: list[int]
-    held_out: bool
-    ends_training: bool
-    """Whether the held-out text begins after it."""
-
-
-def split_pieces(pieces: Iterable[Piece], cut: int) -> Iterator[SplitPiece]:
-    """The pieces, of which the one with `cut`, the first held-out character, is divided there."""
-    left = cut
-    for piece in pieces:
-        text, ends = piece["text"], piece["ends"]
-        sides = [(text, ends)]
-        if 0 < left < len(text):
-            late = [end - left for end in ends if end > left]
-            sides = [(text[:left], ends[: len(ends) - len(late)]), (text[left:], late)]
-        for side, side_ends in sides:
-            yield SplitPiece(side, side_ends, left <= 0, 0 < left == len(side))
-            left -= len(side)
-
-
-class Chunk(NamedTuple):
-    """A document, or a part of one."""
-
-    text: str
-    ends_document: bool
-    held_out: bool
 
 
 def chunks_of(pieces: Iterable[Piece], cut: int) -> Iterator[Chunk]:
@@ -88,34 +68,24 @@ def chunks_of(pieces: Iterable[Piece], cut: int) -> Iterator[Chunk]:
 
     A chunk ends where a document ends, and at `cut`; within a document where `plain_end` says.
     """
-    rest, held_out = "", False
-    for text, held_out, edge, ends_document in _segments(pieces, cut):
-        rest += text
+    text, begin = "", 0  # what is not yet a chunk, and how many characters are before it
+    for piece in pieces:
+        ends = {len(text) + end: True for end in piece["ends"]}
+        text += piece["text"]
+        if 0 < cut - begin <= len(text):
+            ends.setdefault(cut - begin, False)
         start = 0
-        while len(rest) - start > CHUNK_CHARACTERS:
-            stop = plain_end(rest, start)
-            yield Chunk(rest[start:stop], False, held_out)
-            start = stop
-        rest = rest[start:]
-        if edge and rest:
-            yield Chunk(rest, ends_document, held_out)
-            rest = ""
-    if rest:
-        yield Chunk(rest, False, held_out)
-
-
-def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bool, bool]]:
-    """The text, divided where a piece or a document ends and at `cut`.
-
-    Each with whether it is held out, whether a chunk ends there, and whether a document does.
-    """
-    for part in split_pieces(pieces, cut):
-        text, ends = part.text, set(part.ends)
-        edges = ends | ({len(text)} if part.ends_training else set())
-        start = 0
-        for stop in sorted({*edges, len(text)}):
-            yield text[start:stop], part.held_out, stop in edges, stop in ends
-            start = stop
+        for stop in sorted({*ends, len(text)}):
+            while stop - start > CHUNK_CHARACTERS:
+                middle = plain_end(text, start)
+                yield Chunk(text[start:middle], False, begin + start >= cut)
+                start = middle
+            if stop in ends and start < stop:
+                yield Chunk(text[start:stop], ends[stop], begin + start >= cut)
+                start = stop
+        text, begin = text[start:], begin + start
+    if text:
+        yield Chunk(text, False, begin >= cut)
 
 
 def plain_end(text: str, start: int) -> int:
@@ -134,20 +104,20 @@ def plain_end(text: str, start: int) -> int:
     return most
 
 
-def batches_of(chunks: Iterable[Chunk], cores: int) -> Iterator[list[Chunk]]:
-    """Consecutive chunks, all held out or none, to be encoded at once by this many cores."""
-    most = max(BATCH_CHARACTERS, cores * CHUNKS_OF_A_CORE * CHUNK_CHARACTERS)
-    batch: list[Chunk] = []
-    characters = 0
+def rows_of(chunks: Iterable[Chunk]) -> Iterator[Row]:
+    """Consecutive chunks as rows: short documents together, each part of a long one by itself."""
+    texts: list[str] = []
+    ends: list[int] = []
+    length, held_out = 0, False
     for chunk in chunks:
-        if batch and (
-            characters + len(chunk.text) > most
-            or len(batch) == MOST_CHUNKS
-            or chunk.held_out != batch[0].held_out
-        ):
-            yield batch
-            batch, characters = [], 0
-        batch.append(chunk)
-        characters += len(chunk.text)
-    if batch:
-        yield batch
+        is_full = len(texts) == DOCUMENTS_OF_A_ROW or length + len(chunk.text) > CHUNK_CHARACTERS
+        if texts and (is_full or chunk.held_out != held_out):
+            yield {"text": "".join(texts), "ends": ends, "held_out": held_out}
+            texts, ends, length = [], [], 0
+        texts.append(chunk.text)
+        length += len(chunk.text)
+        held_out = chunk.held_out
+        if chunk.ends_document:
+            ends.append(length)
+    if texts:
+        yield {"text": "".join(texts), "ends": ends, "held_out": held_out}

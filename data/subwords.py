@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from data.special_tokens import (
     refuse_unknown,
     special_ids,
 )
+from data.token_file import TokenRows
 from data.tokenizer import (
     FIXED_SETTINGS,
     TOKENIZER_FILES,
@@ -180,30 +182,34 @@ class SubwordTokenizer(Tokenizer):
         return added_before(self._rust, self.beginning)
 
     def encode(self, text: str) -> NDArray:
-        return self.encode_chunks([text], [False])[0]
+        return np.array(self._encodings([text])[0].ids, dtype=self.dtype)
 
-    def encode_chunks(
-        self, texts: Sequence[str], ends: Sequence[bool]
-    ) -> tuple[NDArray, NDArray[np.int64]]:
-        """The tokens of texts, and how many there are up to each end-of-text token.
+    def encode_rows(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[TokenRows]:
+        """The texts are shared between all cores."""
+        documents = [
+            [text[begin:end] for begin, end in pairwise([0, *ends, len(text)])]
+            for text, ends in rows
+        ]
+        encodings = iter(self._encodings(list(chain(*documents))))
+        found = []
+        for (_, ends), texts in zip(rows, documents, strict=True):
+            ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
+            after: list[int] = []
+            for number, encoding in enumerate(islice(encodings, len(texts))):
+                ids.fromlist(encoding.ids)
+                if number < len(ends):
+                    assert self.end_of_text is not None
+                    ids.append(self.end_of_text)
+                    after.append(len(ids))
+            tokens = np.frombuffer(ids, dtype=self.dtype)
+            found.append(TokenRows(tokens, np.array(after, dtype=np.int64)))
+        return found
 
-        An end-of-text token follows where `ends` is true, itself counted. The texts are shared
-        between all cores. Raises DataError if one has no encoding.
-        """
+    def _encodings(self, texts: list[str]) -> list[Any]:
         with self._refusing():
             if len(texts) == 1:  # without a thread on each core
-                encoded = [self._rust.encode(texts[0], add_special_tokens=False)]
-            else:
-                encoded = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
-        after: list[int] = []
-        for encoding, ends_document in zip(encoded, ends, strict=True):
-            ids.fromlist(encoding.ids)
-            if ends_document:
-                assert self.end_of_text is not None
-                ids.append(self.end_of_text)
-                after.append(len(ids))
-        return np.frombuffer(ids, dtype=self.dtype), np.array(after, dtype=np.int64)
+                return [self._rust.encode(texts[0], add_special_tokens=False)]
+            return list(self._rust.encode_batch_fast(texts, add_special_tokens=False))
 
     def encode_marked(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of texts, in which special tokens are read as such.

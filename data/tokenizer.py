@@ -18,6 +18,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from data.errors import DataError, UnknownCharacter
+from data.token_file import TokenRows
 
 CODE_POINTS = 0x110000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -125,6 +126,13 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, text: str) -> NDArray:
         """Token ids (T,) of `dtype`, none added. Raises DataError if the text has no encoding."""
+
+    def encode_rows(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[TokenRows]:
+        """The tokens of rows, each a text and where documents end in it, in characters.
+
+        An end-of-text token follows each of these documents. Raises DataError as `encode`.
+        """
+        return [TokenRows(self.encode(text), np.array(ends, dtype=np.int64)) for text, ends in rows]
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | NDArray) -> str:

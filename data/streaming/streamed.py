@@ -1,71 +1,145 @@
-"""A text that is read while it is trained on, as a run takes it.
-
-Letters in shapes: B sequences of one batch, T block_size.
-"""
+"""A text that is read while it is trained on, as a run takes it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset
 
-from data.corpus import Corpus
-from data.errors import DataError, TextLost, cache_error
+from data.columns import MASKED
+from data.corpus import FORMAT, Corpus, CorpusInfo
+from data.encode import texts_as_tokens
+from data.errors import DataError, cache_error
 from data.order import Mix
-from data.prepared import FORMAT, CorpusInfo
+from data.pieces import utf8_bytes
 from data.progress import Progress
 from data.public_names import public_name
-from data.reading.groups import Listing
-from data.round_trip import RoundTrip
-from data.streaming.cache import HeldFile, TokenCache
-from data.streaming.walk import (
-    Block,
-    Cursor,
-    Prefetcher,
-    Span,
-    StreamOrder,
-    Walk,
-    windows_ahead,
-)
-from data.streaming.windows import (
-    StreamDefinition,
-    StreamReading,
-    StreamSource,
-    held_out_parts,
-)
+from data.reading.access import Access
+from data.reading.groups import TRAIN, Listing
+from data.reading.listing import list_source
+from data.reading.rows import read_group
+from data.round_trip import round_trip
+from data.streaming.cache import TokenCache
+from data.streaming.walk import Block, Cursor, ReadAhead, StreamOrder, Walk
+from data.streaming.windows import LEFT_OUT, Stream, StreamSource, held_out_parts
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
-from data.token_file import (
-    NO_NUMBERS,
-    TokenFile,
-    TokensInFile,
-    TokenStream,
-    ends_within,
-    positions_of,
-)
+from data.token_file import NO_NUMBERS, TokenFile, TokenStream, ends_within, write_tokens
 from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer
 
-OPEN_FILES = 4
-"""How many files of each source a process keeps open."""
+CACHE = "stream"
+"""The folder in `data.cache_dir`."""
+MOST_AHEAD = 64
+"""Windows of each source: of a short text these are epochs, each with an order of its own."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source of a mix."""
+
+    source: str
+    weight: float = 1.0
+    text_column: str | None = None
+
+
+def parts_of(data: Any) -> Sequence[Any]:
+    """The sources of a streamed text, by the keys `data.*`: each as `Part` has it."""
+    return data.mix or [Part(data.source)]
+
+
+def list_stream(
+    data: Any, access: Access, revisions: Sequence[str | None], split: str = TRAIN
+) -> list[Listing]:
+    """The rows of each source, at its revision. Raises DataError."""
+    return [
+        list_source(
+            part.source,
+            part.text_column or data.text_column,
+            access,
+            revision,
+            split,
+            data.skip_broken,
+        )
+        for part, revision in zip(parts_of(data), revisions, strict=True)
+    ]
+
+
+def open_stream(
+    data: Any,
+    listings: Sequence[Listing],
+    access: Access,
+    tokenizer: str | Path,
+    seed: int,
+    reads_ahead: bool = False,
+    **options: Any,
+) -> Corpus:
+    """The stream of the keys `data.*`, see `stream_corpus`; `options` are those of `Stream`.
+
+    Rows of `data.held_out_split` are read at the commits of what is trained on, so they are the
+    same whenever the branch moves. Raises DataError.
+    """
+    held_out: list[Listing] = []
+    if data.held_out_split is not None:
+        revisions = [listing.revision for listing in listings]
+        held_out = list_stream(data, access, revisions, data.held_out_split)
+    trained = {file.url for listing in listings for file in listing.files}
+    for listing, file in ((one, file) for one in held_out for file in one.files):
+        if file.url in trained:
+            raise DataError(
+                f"data.held_out_split: {file.name} of {listing.name} is in the split that is "
+                "trained on as well. Choose another split, or leave it out."
+            )
+    ahead = data.prefetch_bytes // (data.window_bytes * len(listings))
+    settings = {
+        "listings": listings,
+        "weights": [part.weight for part in parts_of(data)],
+        "tokenizer": fixed_tokenizer(tokenizer),
+        "seed": seed,
+        "val_fraction": data.val_fraction,
+        "window_bytes": data.window_bytes,
+        "held_out_bytes": data.held_out_bytes,
+        "held_out": held_out,
+        "skip_broken": data.skip_broken,
+        "masks": data.documents == MASKED,
+        "read": partial(read_group, access=access, skip_broken=data.skip_broken),
+        "cache_dir": access.cache_dir,
+        "cache_bytes": data.stream_cache_bytes,
+        "windows_ahead": min(MOST_AHEAD, max(1, ahead)) if reads_ahead else 0,
+    }
+    return stream_corpus(Stream(**settings | options))
+
+
+def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
+    """A tokenizer that does not depend on the text. Raises DataError for any other."""
+    if chosen == OF_BYTES:
+        return train_bpe(SMALLEST_BPE, [], 0)
+    tokenizer = tokenizer_of(chosen) if isinstance(chosen, Path) else None
+    if isinstance(tokenizer, SubwordTokenizer):
+        return tokenizer
+    raise DataError(
+        f"data.tokenizer={chosen} needs the whole text beforehand, which streaming does not "
+        f"read. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of subwords."
+    )
 
 
 class StreamedText:
-    """The sources of a run, mixed. It is read in one order, once: `sequences(...).order(...)`."""
+    """The sources of a run, mixed. It is read in one order, once."""
 
-    def __init__(
-        self, sources: Sequence[StreamSource], weights: Sequence[float], prefetcher: Prefetcher
-    ) -> None:
+    nothing: Block = ()
+
+    def __init__(self, sources: Sequence[StreamSource], stream: Stream) -> None:
         self.sources = sources
-        self.mix = Mix(weights, sources[0].definition.seed)
-        self._prefetcher = prefetcher
+        self.mix = Mix(stream.weights, stream.seed)
+        self.masks = stream.masks
+        """Whether blocks say where documents begin."""
+        self._ahead = ReadAhead(stream.windows_ahead)
         self._start = [Cursor() for _ in sources]
         self._order: StreamOrder | None = None
 
@@ -79,23 +153,24 @@ class StreamedText:
                 "these weights. Restore the weights, or give the new run another run.name."
             )
 
-    @property
-    def masks(self) -> bool:
-        """Whether the blocks say by positions where documents begin."""
-        return self.sources[0].definition.masks
-
-    def sequences(self, block_size: int, ignored: int) -> StreamedBlocks:
-        """What a loader reads: blocks of so many tokens. `ignored` is the target of padding."""
-        return StreamedBlocks(self, block_size, ignored)
-
-    def order(self, block_size: int, global_batch_size: int) -> StreamOrder:
-        """The order of the blocks, from where the run begins."""
-        walks = []
-        for source, start in zip(self.sources, self._start, strict=True):
-            walks.append(Walk(source, start, self._prefetcher.reached))
-            self._prefetcher.begin(source, (start.epoch, start.window))
+    def order(self, block_size: int, seed: int, global_batch_size: int) -> StreamOrder:
+        """The order of the blocks, from where the run begins; the seed is that of the text."""
+        pairs = list(zip(self.sources, self._start, strict=True))
+        for source, start in reversed(pairs):  # the first one is read by whoever takes a block
+            self._ahead.ask(source, (start.epoch, start.window))
+        walks = [Walk(source, start, self._ahead) for source, start in pairs]
         self._order = StreamOrder(walks, self.mix, block_size, global_batch_size)
         return self._order
+
+    def block(self, spans: Block, most: int) -> tuple[NDArray, NDArray[np.int64]]:
+        """The tokens of a block, and where documents begin, if they are masked."""
+        tokens = np.concatenate([file[first : first + count] for file, first, count in spans])
+        begins, place = [NO_NUMBERS], 0
+        for file, first, count in spans if self.masks else ():
+            begins.append(np.array([place] if place else [], dtype=np.int64))  # a file's beginning
+            begins.append(ends_within(file.ends, first, count) + place)
+            place += count
+        return tokens, np.concatenate(begins)
 
     @property
     def in_words(self) -> list[str]:
@@ -117,121 +192,17 @@ class StreamedText:
     def finish(self, step: int) -> list[dict[str, Any]]:
         """What a snapshot after `step` stores, by source: where the next block begins."""
         assert self._order is not None
-        cursors = self._order.finish(step)
         return [
             {
                 "source": public_name(source.listing.name),
                 "revision": source.listing.revision,
                 **vars(cursor),
             }
-            for source, cursor in zip(self.sources, cursors, strict=True)
+            for source, cursor in zip(self.sources, self._order.finish(step), strict=True)
         ]
 
 
-class Opened(NamedTuple):
-    """A file of the cache."""
-
-    tokens: TokensInFile
-    ends: NDArray[np.int64]
-    """Where documents end; none where nothing is masked."""
-
-
-class StreamedBlocks(Dataset):
-    """Blocks, each a list of parts of files in the cache, which are opened by name."""
-
-    def __init__(self, text: StreamedText, block_size: int, ignored: int) -> None:
-        self.block_size, self._ignored = block_size, ignored
-        self._text = text
-        self._cache = text.sources[0].cache
-        self._dtype = text.sources[0].definition.tokenizer.dtype
-        self._most_open = OPEN_FILES * len(text.sources)
-        self._masks = text.masks
-        self._open: OrderedDict[str, Opened] = OrderedDict()
-
-    def order(self, seed: int, global_batch_size: int) -> StreamOrder:
-        """The order in which they are trained on; the seed is that of the text."""
-        return self._text.order(self.block_size, global_batch_size)
-
-    def __getitems__(self, blocks: list[Block]) -> tuple[tuple[Tensor, ...], float]:
-        """Inputs, targets and of masked text positions, each int64 (B, T), and their share.
-
-        That is the share of the rows that are no padding.
-        """
-        tokens = np.zeros((len(blocks), self.block_size + 1), dtype=self._dtype)
-        files = self._read(part for parts in blocks for part in parts)
-        for row, parts in zip(tokens, blocks, strict=True):
-            place = 0
-            for name, first, count in parts:
-                begin, content = files[name]
-                row[place : place + count] = content[first - begin : first - begin + count]
-                place += count
-        batch = np.empty((2 + self._masks, len(blocks), self.block_size), dtype=np.int64)
-        batch[0], batch[1] = tokens[:, :-1], tokens[:, 1:]
-        padding = [not parts for parts in blocks]
-        batch[1, padding] = self._ignored
-        if self._masks:
-            batch[2] = [self._positions(block) for block in blocks]
-        return tuple(torch.from_numpy(batch)), 1 - sum(padding) / len(blocks)
-
-    def _positions(self, block: Block) -> NDArray[np.int64]:
-        """The positions of a block (T,): a file begins with a document."""
-        firsts, place = [NO_NUMBERS], 0
-        for name, first, count in block:
-            firsts += [np.array([place] if place else [], dtype=np.int64)]
-            firsts += [ends_within(self._opened(name).ends, first, count) + place]
-            place += count
-        found = np.concatenate(firsts)
-        return positions_of(self.block_size, found[found < self.block_size])
-
-    def _read(self, parts: Iterable[Span]) -> dict[str, tuple[int, NDArray]]:
-        """By file, the tokens from the first to the last of its parts, and where they begin.
-
-        The blocks of a batch are consecutive in each source, so that nothing else is read.
-        """
-        bounds: dict[str, tuple[int, int]] = {}
-        for name, first, count in parts:
-            begin, end = bounds.get(name, (first, first))
-            bounds[name] = min(begin, first), max(end, first + count)
-        return {
-            name: (begin, self._opened(name).tokens[begin:end])
-            for name, (begin, end) in bounds.items()
-        }
-
-    def _opened(self, name: str) -> Opened:
-        if name not in self._open:
-            path = self._cache.path(name)
-            try:
-                file = TokenFile(path)
-                (tokens,) = file.lists()
-                self._open[name] = Opened(tokens, file.ends() if self._masks else NO_NUMBERS)
-            except FileNotFoundError as error:
-                raise TextLost(
-                    f"the file {path} of the stream's cache was removed while it was in use. "
-                    "The next start prepares it again."
-                ) from error
-            if len(self._open) > self._most_open:
-                self._open.popitem(last=False)
-        return self._open[name]
-
-
-CACHE = "stream"
-"""The folder in `data.cache_dir`."""
-
-
-def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
-    """A tokenizer that does not depend on the text. Raises DataError for any other."""
-    if chosen == OF_BYTES:
-        return train_bpe(SMALLEST_BPE, [], 0)
-    tokenizer = tokenizer_of(chosen) if isinstance(chosen, Path) else None
-    if isinstance(tokenizer, SubwordTokenizer):
-        return tokenizer
-    raise DataError(
-        f"data.tokenizer={chosen} needs the whole text beforehand, which streaming does not "
-        f"read. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of subwords."
-    )
-
-
-def stream_corpus(stream: StreamDefinition, reading: StreamReading) -> Corpus:
+def stream_corpus(stream: Stream) -> Corpus:
     """A mix of data sets, whose rows are read while they are trained on.
 
     Held-out rows are read here. Raises DataError if there are none, if a file is in two data sets
@@ -240,26 +211,21 @@ def stream_corpus(stream: StreamDefinition, reading: StreamReading) -> Corpus:
     refuse_two_names(stream.listings)
     parts = held_out_parts(stream.listings, stream.held_out_share)
     try:
-        cache = TokenCache(reading.cache_dir.expanduser() / CACHE, reading.cache_bytes)
+        cache = TokenCache(stream.cache_dir.expanduser() / CACHE, stream.cache_bytes)
         sources = [
-            StreamSource(listing, number, stream, reading, cache, parts[number])
+            StreamSource(listing, number, stream, cache, parts[number])
             for number, listing in enumerate(stream.listings)
         ]
         evaluated = [
-            StreamSource(listing, number, stream, reading, cache, np.ones(len(listing.groups)))
+            StreamSource(listing, number, stream, cache, np.ones(len(listing.groups)))
             for number, listing in enumerate(stream.held_out)
         ] or sources
-        ahead = windows_ahead(reading.prefetch_bytes, stream.window_bytes, len(sources))
-        text = StreamedText(sources, stream.weights, Prefetcher(ahead, *reading.turn))
-        held = _hold(evaluated, stream, reading.say)
+        file = _open_held_out(evaluated, stream, cache)
     except OSError as error:
-        raise cache_error(reading.cache_dir, error) from error
-    tokens = TokenStream([one.tokens for one in held])
-    if stream.masks:
-        begins = tokens.bounds[:-1]
-        ends = [one.ends + begin for one, begin in zip(held, begins, strict=True)]
-        tokens = tokens.masked(np.concatenate(ends))
-    return Corpus(_info(text, stream, tokens, held), stream.tokenizer, text, tokens)
+        raise cache_error(stream.cache_dir, error) from error
+    text = StreamedText(sources, stream)
+    held_out = TokenStream(file, ends=file.ends if stream.masks else None)
+    return Corpus(_info(text, stream, file), stream.tokenizer, text, held_out)
 
 
 def refuse_two_names(listings: Sequence[Listing]) -> None:
@@ -276,27 +242,39 @@ def refuse_two_names(listings: Sequence[Listing]) -> None:
             )
 
 
-def _hold(
-    sources: Sequence[StreamSource], stream: StreamDefinition, say: Callable[[str], None] | None
-) -> list[HeldFile]:
+def _open_held_out(sources: Sequence[StreamSource], stream: Stream, cache: TokenCache) -> TokenFile:
     """The held-out rows of each source, its share of them. Raises DataError, OSError."""
-    held = []
-    with Progress(say) as progress:
-        for source, weight in zip(sources, stream.weights, strict=True):
-            progress.doing(f"reading held-out rows of {source.listing.name}")
-            share = int(stream.held_out_bytes * (weight / sum(stream.weights)))
-            held.append(source.hold_held_out(max(1, share)))
-            if not len(held[-1]):
-                raise DataError(
-                    f"data.source={source.listing.name} has no held-out row. Raise "
-                    "data.val_fraction, name another data.held_out_split, or use more text."
-                )
-    return held
+    total = sum(stream.weights)
+    shares = [max(1, int(stream.held_out_bytes * (one / total))) for one in stream.weights]
+    pairs = list(zip(sources, shares, strict=True))
+
+    def write(path: Path) -> None:
+        texts: list[list[str]] = []
+        left_out: list[list[str]] = []
+        with Progress(stream.say) as progress:
+            for source, share in pairs:
+                progress.doing(f"reading held-out rows of {source.listing.name}")
+                left_out.append([])
+                texts.append(source.held_out_texts(share, left_out[-1]))
+                if not texts[-1]:
+                    raise DataError(
+                        f"data.source={source.listing.name} has no held-out row. Raise "
+                        "data.val_fraction, name another data.held_out_split, or use more text."
+                    )
+        tokenizer, every = stream.tokenizer, list(chain(*texts))
+        trip = astuple(round_trip(every, tokenizer))
+        rows = texts_as_tokens(every, tokenizer)
+        facts = {"text_bytes": sum(map(utf8_bytes, every)), "trip": trip, LEFT_OUT: left_out}
+        write_tokens(path, rows, tokenizer.dtype, **facts)
+
+    key = json.dumps([(source.held_out_key, share) for source, share in pairs]).encode()
+    file = cache.open(f"{hashlib.sha256(key).hexdigest()[:16]}-held-out", write)
+    for source, left_out in zip(sources, file.facts[LEFT_OUT], strict=True):
+        source.note(left_out)
+    return file
 
 
-def _info(
-    text: StreamedText, stream: StreamDefinition, tokens: TokenStream, held: Sequence[HeldFile]
-) -> CorpusInfo:
+def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo:
     facts = (
         FORMAT,
         [listing.fingerprint for listing in stream.listings],
@@ -307,16 +285,18 @@ def _info(
         *(listing.fingerprint for listing in stream.held_out),
     )
     train_bytes = sum(source.text_bytes for source in text.sources)
-    trip = sum((one.trip for one in held), RoundTrip())
+    checked, lost, which = held_out.facts["trip"]
     unknown = stream.tokenizer.unknown
-    pieces = () if unknown is None else tokens.pieces()
+    pieces = () if unknown is None else TokenStream(held_out).pieces()
     listings = stream.listings
     return CorpusInfo(
         name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
         train_bytes=int(train_bytes * (1 - stream.held_out_share)),
-        held_out_bytes=sum(one.text_bytes for one in held),
-        held_out_targets=len(tokens),
+        held_out_bytes=held_out.facts["text_bytes"],
+        held_out_targets=len(held_out),
         fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         unknown=sum(int(np.count_nonzero(piece == unknown)) for piece in pieces),
-        **vars(trip),
+        checked=checked,
+        lost=lost,
+        which=which,
     )

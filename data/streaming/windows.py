@@ -9,38 +9,38 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.encode import encoded, in_order
+from data.corpus import FORMAT
+from data.encode import in_order, texts_as_tokens
 from data.errors import TextLost, cache_error
 from data.order import GROUPS, ROWS, mixed, permuted, random_words
-from data.pieces import pieces_of, utf8_bytes
-from data.prepared import FORMAT
+from data.pieces import utf8_bytes
 from data.reading.groups import Group, GroupText, Listing
-from data.round_trip import round_trip
-from data.streaming.cache import EncodedRows, HeldFile, TokenCache
-from data.token_file import NO_NUMBERS, TokenRows, joined
+from data.streaming.cache import TokenCache
+from data.token_file import TokenFile, write_tokens
 from data.tokenizer import Tokenizer
 
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
 EPOCHS_IN_MEMORY = 2
 """The order of groups of the present epoch, and of the next for what is read ahead."""
+LEFT_OUT = "left_out"
+"""In the facts of a file: what of its text cannot be read and why, one entry each."""
 
 
-@dataclass(frozen=True)
-class StreamDefinition:
-    """What decides the rows of a stream and their order, on whatever machine it is read."""
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Data sets that are mixed, and how they are read."""
 
+    # What decides the rows and their order, on whatever machine they are read.
     listings: Sequence[Listing]
-    """The data sets that are mixed."""
     weights: Sequence[float]
     tokenizer: Tokenizer
     seed: int
@@ -54,31 +54,24 @@ class StreamDefinition:
     skip_broken: bool = False
     """Whether rows that cannot be read are left out."""
     masks: bool = False
-    """Whether blocks say by positions where documents begin."""
+    """Whether blocks say where documents begin."""
+
+    # What affects time and space, but no row.
+    read: Callable[[Listing, Group], GroupText]
+    """Reads the rows of a group, from any thread; with `skip_broken` without those it cannot."""
+    cache_dir: Path
+    cache_bytes: int
+    windows_ahead: int = 0
+    """How many windows of each source this process prepares ahead of the present one."""
+    left_out: Callable[[str, Sequence[str]], None] | None = None
+    """Called with a data set's name and what of it cannot be read, when a window is opened."""
+    say: Callable[[str], None] | None = None
+    """Receives progress lines."""
 
     @property
     def held_out_share(self) -> float:
         """The share of the text of `listings` that is held out."""
         return 0.0 if self.held_out else self.val_fraction
-
-
-@dataclass(frozen=True)
-class StreamReading:
-    """How a process reads a stream: it affects time and space, but no row."""
-
-    read: Callable[[Listing, Group], GroupText]
-    """Reads the rows of a group, from any thread; with `skip_broken` without those it cannot."""
-    cache_dir: Path
-    cache_bytes: int
-    prefetch_bytes: int
-    threads: int = 1
-    """How many encode characters; subwords are encoded on all cores, about so many."""
-    turn: tuple[int, int] = (0, 1)
-    """The number of this process on its machine, and how many share the work there."""
-    left_out: Callable[[str, Sequence[str]], None] | None = None
-    """Called with a data set's name and what of it cannot be read, when a window is opened."""
-    say: Callable[[str], None] | None = None
-    """Receives progress lines."""
 
 
 class StreamSource:
@@ -88,18 +81,13 @@ class StreamSource:
         self,
         listing: Listing,
         number: int,
-        definition: StreamDefinition,
-        reading: StreamReading,
+        stream: Stream,
         cache: TokenCache,
         held_out: NDArray[np.float64],
     ) -> None:
         """`held_out`: which part of each group is held out, see `held_out_parts`."""
-        self.listing = listing
-        self.number = number
-        self.definition = definition
-        self.cache = cache
-        self.held_out = held_out
-        self._reading = reading
+        self.listing, self.number, self.held_out = listing, number, held_out
+        self._stream, self._cache = stream, cache
         self.windows = lru_cache(EPOCHS_IN_MEMORY)(self._windows)
         """The windows of an epoch, each the indices of its groups."""
 
@@ -108,113 +96,87 @@ class StreamSource:
         """About how many bytes of text an epoch has, held out rows included."""
         return sum(group.bytes for group in self.listing.groups)
 
-    def name(self, epoch: int, window: int) -> str:
-        """The name of a window's file."""
-        return f"{self._key}-{epoch:04}-{window:06}"
-
-    def hold(self, epoch: int, window: int) -> HeldFile:
+    def open(self, epoch: int, window: int) -> TokenFile:
         """Open the file of a window, which is made if it is not there.
 
         Raises DataError as reading does, and TextLost if the cache can no longer be used.
         """
+        name = f"{self._window_key}-{epoch:04}-{window:06}"
         try:
-            return self._held(self.name(epoch, window), lambda: self.encode(epoch, window))
+            return self._cache.open(name, partial(self._write, epoch, window))
         except OSError as error:
-            raise TextLost(str(cache_error(self._reading.cache_dir, error))) from error
+            raise TextLost(str(cache_error(self._stream.cache_dir, error))) from error
 
-    def prepare(self, epoch: int, window: int) -> None:
-        """Make the file of a window, unless it is there."""
-        self.cache.prepare(self.name(epoch, window), lambda: self.encode(epoch, window))
+    def note(self, left_out: Sequence[str]) -> None:
+        """Report what cannot be read: at every start the same, whoever has made the file."""
+        if self._stream.left_out is not None:
+            self._stream.left_out(self.listing.name, left_out)
 
-    def encode(self, epoch: int, window: int) -> EncodedRows:
-        """Read a window, and encode its rows in their order. Raises DataError as reading does."""
-        left_out: list[str] = []
-        texts = self._texts(self.windows(epoch)[window].tolist(), left_out, held_out=False)
-        keys = random_words(ROWS, self.definition.seed, self.number, epoch, window)
+    def texts(self, epoch: int, window: int, left_out: list[str]) -> list[str]:
+        """The rows of a window in their order; adds to `left_out`. Raises DataError."""
+        texts = self._read(self.windows(epoch)[window], left_out, held_out=False)
+        keys = random_words(ROWS, self._stream.seed, self.number, epoch, window)
         order = permuted(np.arange(len(texts)), len(texts), keys)
-        return self._encoded([texts[row] for row in order.tolist()], left_out)
+        return [texts[row] for row in order.tolist()]
 
-    def hold_held_out(self, enough_bytes: int) -> HeldFile:
-        """Open the file of the first held-out rows, until there are so many bytes.
+    def held_out_texts(self, enough_bytes: int, left_out: list[str]) -> list[str]:
+        """The first held-out rows, until there are so many bytes; adds to `left_out`.
 
-        Raises DataError as reading does, OSError if the cache cannot be used.
+        Groups are read as long as what was expected of the ones before is not enough.
         """
-        name = f"{self._held_out_key}-held-out-{enough_bytes}"
-        return self._held(name, lambda: self._held_out(enough_bytes))
-
-    def _held(self, name: str, make: Callable[[], EncodedRows]) -> HeldFile:
-        held = self.cache.hold(name, self.definition.tokenizer.dtype, make)
-        # Every process opens the same files in the same order, whoever has made them.
-        if self._reading.left_out is not None:
-            self._reading.left_out(self.listing.name, held.left_out)
-        return held
-
-    def _held_out(self, enough_bytes: int) -> EncodedRows:
         texts: list[str] = []
-        left_out: list[str] = []
-        left = enough_bytes
-        order = in_order_of_hashes(self.listing)
-        groups = iter(order[self.held_out[order] > 0].tolist())
-        while left > 0 and (chosen := self._enough(groups, left)):
-            for text in self._texts(chosen, left_out, held_out=True):
+        order, left = in_order_of_hashes(self.listing), enough_bytes
+        groups = order[self.held_out[order] > 0]
+        expected = np.cumsum(_sizes(self.listing)[groups] * self.held_out[groups])
+        first = 0
+        while left > 0 and first < len(groups):
+            before = expected[first - 1] if first else 0
+            last = int(np.searchsorted(expected, before + left)) + 1
+            for text in self._read(groups[first:last], left_out, held_out=True):
                 if left > 0:
                     texts.append(text)
                     left -= utf8_bytes(text)
-        trip = round_trip(texts, self.definition.tokenizer)
-        return replace(self._encoded(texts, left_out), trip=trip)
+            first = last
+        return texts
 
-    def _enough(self, groups: Iterator[int], left: int) -> list[int]:
-        """The next groups, about as many as have `left` bytes of held-out rows."""
-        chosen: list[int] = []
-        expected = 0.0
-        for group in groups:
-            chosen.append(group)
-            expected += self.listing.groups[group].bytes * self.held_out[group]
-            if expected >= left:
-                break
-        return chosen
+    def _write(self, epoch: int, window: int, path: Path) -> None:
+        left_out: list[str] = []
+        texts = self.texts(epoch, window, left_out)
+        tokenizer = self._stream.tokenizer
+        rows = texts_as_tokens(texts, tokenizer)
+        write_tokens(path, rows, tokenizer.dtype, **{LEFT_OUT: left_out})
 
     def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
-        keys = random_words(GROUPS, self.definition.seed, self.number, epoch, 0)
+        keys = random_words(GROUPS, self._stream.seed, self.number, epoch, 0)
         trained = np.flatnonzero(self.held_out < 1)
-        return epoch_windows(self.listing, trained, keys, self.definition.window_bytes)
+        return epoch_windows(self.listing, trained, keys, self._stream.window_bytes)
 
-    def _texts(self, groups: Sequence[int], left_out: list[str], held_out: bool) -> list[str]:
-        """The rows of groups that are held out, or those that are not; `left_out` is added to."""
-        chosen = [self.listing.groups[group] for group in groups]
+    def _read(self, groups: NDArray[np.int64], left_out: list[str], held_out: bool) -> list[str]:
+        """The rows of groups that are held out, or those that are not."""
+        chosen = [self.listing.groups[group] for group in groups.tolist()]
         texts: list[str] = []
-        read = in_order(partial(self._reading.read, self.listing), chosen, READS_AT_ONCE)
+        read = in_order(partial(self._stream.read, self.listing), chosen, READS_AT_ONCE)
         for part, found in zip(self.held_out[groups], read, strict=True):
             left_out += [found.broken] if found.broken else []
             cut = math.ceil(part * len(found.texts))
             texts += found.texts[:cut] if held_out else found.texts[cut:]
         return texts
 
-    def _encoded(self, texts: Sequence[str], left_out: Sequence[str]) -> EncodedRows:
-        tokenizer, threads = self.definition.tokenizer, self._reading.threads
-        parts = list(encoded(pieces_of(texts), tokenizer, sys.maxsize, threads))
-        rows = joined([TokenRows(np.zeros(0, dtype=tokenizer.dtype), NO_NUMBERS), *parts])
-        return EncodedRows(
-            rows.tokens,
-            rows.ends,
-            text_bytes=sum(part.text_bytes for part in parts),
-            left_out=tuple(left_out),
-        )
-
     @cached_property
-    def _held_out_key(self) -> str:
-        digest = hashlib.sha256(self.definition.tokenizer.identity)
+    def held_out_key(self) -> str:
+        """What the held-out rows follow from."""
+        digest = hashlib.sha256(self._stream.tokenizer.identity)
         digest.update(f"{FORMAT}\0{self.listing.fingerprint}".encode())
-        digest.update(f"\0{self.definition.skip_broken}".encode())
+        digest.update(f"\0{self._stream.skip_broken}".encode())
         digest.update(self.held_out.tobytes())
         for file in self.listing.files:
             digest.update(f"\0{file.version}".encode())
         return digest.hexdigest()[:16]
 
     @cached_property
-    def _key(self) -> str:
-        seed, window_bytes = self.definition.seed, self.definition.window_bytes
-        place = f"{self._held_out_key}\0{self.number}\0{seed}\0{window_bytes}"
+    def _window_key(self) -> str:
+        seed, window_bytes = self._stream.seed, self._stream.window_bytes
+        place = f"{self.held_out_key}\0{self.number}\0{seed}\0{window_bytes}"
         return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 

@@ -233,8 +233,8 @@ FAULTS = [
     Fault(
         "a loss mask that is shifted by one",
         "data/documents.py",
-        "self.documents.trained.window(start + 1, length)",
-        "self.documents.trained.window(start, length)",
+        "self.documents.are_targets(start + 1, length)",
+        "self.documents.are_targets(start, length)",
         ("loss mask", "targets"),
         setting=CHAT,
     ),

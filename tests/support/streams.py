@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from data.reading.access import Access
 from data.reading.listing import list_source
 from data.reading.rows import read_group
 from data.streaming.streamed import fixed_tokenizer, stream_corpus
-from data.streaming.windows import StreamDefinition, StreamReading
+from data.streaming.windows import Stream
 from data.tokenizer import OF_BYTES
 
 
@@ -46,13 +45,9 @@ def lines_folder(folder: Path, name: str, files: int = 2, rows: int = 40) -> Pat
 
 
 def stream_of(listings, weights, read, tokenizer, **settings) -> Corpus:
-    """A stream, by the settings of its definition and of its reading."""
-    defining = {field.name for field in fields(StreamDefinition)} & settings.keys()
-    definition = {name: settings.pop(name) for name in defining}
-    return stream_corpus(
-        StreamDefinition(listings, weights, tokenizer, **definition),
-        StreamReading(read, **settings),
-    )
+    """A stream, by the settings of it."""
+    named = {"listings": listings, "weights": weights, "read": read, "tokenizer": tokenizer}
+    return stream_corpus(Stream(**named, **settings))
 
 
 def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **settings) -> Corpus:
@@ -62,7 +57,7 @@ def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **
         "seed": 1,
         "val_fraction": 0.1,
         "window_bytes": 3000,
-        "prefetch_bytes": 6000,
+        "windows_ahead": 2,
         "cache_bytes": 1_000_000,
         "held_out_bytes": 1000,
         "cache_dir": folder,

@@ -17,6 +17,7 @@ from config.schema import Config, OptimConfig, RunConfig
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
+from data.streaming.streamed import StreamedText
 from data.token_file import TokenStream
 from model.family import LanguageModel, parameter_count
 from model.lora import experts_of
@@ -66,7 +67,7 @@ def print_header(
     `is_untied`: the output layer of the base has weights of its own, although config.json ties it.
     """
     console.say(f"text      {corpus.info.name}: {text_in_words(corpus)}")
-    if not isinstance(corpus.train, TokenStream | Documents):
+    if isinstance(corpus.train, StreamedText):
         for source in corpus.train.in_words:
             console.say(f"          {source}")
     _say_what_is_lost(console, corpus)
@@ -122,11 +123,6 @@ def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
         )
     elif lost is not None:
         console.say(f"          {lost}")
-    for name, count in corpus.info.unwritten.items():
-        have = "conversation has" if count == 1 else "conversations have"
-        console.warn(
-            f"{count:,} {have} {name}, which the chat template never writes: it is not trained on."
-        )
 
 
 def _print_model(

@@ -5,10 +5,8 @@ A snapshot is untrusted input: its configuration is parsed by the schema, as a c
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import problems
-from config.schema import Config, DataConfig, MixPart
+from config.schema import Config, DataConfig
 from data.corpus import Corpus
 from data.errors import DataError
 from data.reading.access import Access
-from data.reading.rows import read_group
-from data.streaming.streamed import fixed_tokenizer, stream_corpus
-from data.streaming.windows import StreamReading
+from data.streaming.streamed import list_stream, open_stream, parts_of
 from data.tokenizer import CHARACTERS, bpe_size
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from training.run.streams import define_stream, list_held_out, list_stream, parts_of
 
 SECTIONS = ("data", "model", "train")
 LARGEST_CACHE_BYTES = 10**15
@@ -104,13 +99,13 @@ class RunText:
     def revisions(self) -> list[str | None]:
         """The commit of each source of a stream that the run trains on; None without commits."""
         stream = self.state.stream or []
-        if len(stream) != len(parts_of(self.config)):
+        if len(stream) != len(parts_of(self.data)):
             raise _not_valid(self.folder, "data.mix has other sources than its stream")
         return [cursor["revision"] for cursor in stream]
 
     def stream(
         self,
-        parts: Sequence[MixPart],
+        parts: Sequence[Any],
         revisions: Sequence[str | None],
         cache_dir: Path,
         say: Callable[[str], None] | None,
@@ -120,20 +115,15 @@ class RunText:
         Raises DataError if the sources cannot be listed or read.
         """
         data = replace(self.data, mix=list(parts))
-        config, access = replace(self.config, data=data), Access(cache_dir, say)
+        access = Access(cache_dir, say)
         with access.waiting.at_start():
-            listings = list_stream(config, access, revisions)
-            held_out = list_held_out(config, access, revisions)
-            definition = define_stream(
-                config, listings, held_out, fixed_tokenizer(self.tokenizer), self.state.seed
-            )
-            reading = StreamReading(
-                partial(read_group, access=access, skip_broken=data.skip_broken),
-                cache_dir=cache_dir,
+            return open_stream(
+                data,
+                list_stream(data, access, revisions),
+                access,
+                self.tokenizer,
+                self.state.seed,
                 cache_bytes=LARGEST_CACHE_BYTES,
-                prefetch_bytes=0,
-                threads=os.cpu_count() or 1,
                 left_out=access.note_left_out,
                 say=say,
             )
-            return stream_corpus(definition, reading)

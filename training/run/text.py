@@ -19,19 +19,15 @@ from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
-from data.reading.groups import Listing
-from data.reading.rows import read_group
-from data.streaming.streamed import StreamedText, fixed_tokenizer, stream_corpus
-from data.streaming.windows import StreamReading
+from data.streaming.streamed import StreamedText, list_stream, open_stream, parts_of
 from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
-from model.cpu import cores
 from snapshot.base import Base, open_tokenizer
 from snapshot.disk.folder import names_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
-from training.distributed.launcher import is_one_machine, processes_here
+from training.distributed.launcher import is_one_machine
 from training.distributed.processes import (
     decided_by_main,
     equal_on_all,
@@ -40,13 +36,6 @@ from training.distributed.processes import (
 )
 from training.reporting.console import say_error
 from training.run.pretrained import PretrainedModel
-from training.run.streams import (
-    define_stream,
-    list_held_out,
-    list_stream,
-    names_of,
-    refuse_shared_files,
-)
 
 
 def prepare_text(
@@ -75,7 +64,6 @@ def _prepare(accelerator: Accelerator, config: Config, start: Start, base: Base 
             cache_dir=Path(data.cache_dir),
             tokenizer=tokenizer_of_run(config, start, base),
             documents=data.documents,
-            threads=cores(),
             verify=first,
             say=say_error if first else None,
         ),
@@ -119,8 +107,8 @@ def stream_text(
     """
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None)
-    listed = partial(list_stream, config, access)
-    names = names_of(config)
+    listed = partial(list_stream, data, access)
+    names = [public_name(part.source) for part in parts_of(data)]
     revisions: list[str | None] = [None] * len(names)
     stream = [] if start.state is None else start.state.stream or []
     if [one["source"] for one in stream] == names:
@@ -130,24 +118,16 @@ def stream_text(
 
     def prepare() -> Corpus:
         with access.waiting.at_start():
-            return prepared(found or listed(revisions))
-
-    def prepared(listings: list[Listing]) -> Corpus:
-        held_out = list_held_out(config, access, revisions)
-        refuse_shared_files(listings, held_out)
-        tokenizer = fixed_tokenizer(tokenizer_of_run(config, start, base))
-        stream = define_stream(config, listings, held_out, tokenizer, config.train.seed)
-        reading = StreamReading(
-            partial(read_group, access=access, skip_broken=data.skip_broken),
-            cache_dir=Path(data.cache_dir),
-            cache_bytes=data.stream_cache_bytes,
-            prefetch_bytes=data.prefetch_bytes,
-            threads=cores(),
-            turn=(accelerator.local_process_index, processes_here()),
-            left_out=access.note_left_out if accelerator.is_main_process else None,
-            say=say_error if first else None,
-        )
-        return stream_corpus(stream, reading)
+            return open_stream(
+                data,
+                found or listed(revisions),
+                access,
+                tokenizer_of_run(config, start, base),
+                config.train.seed,
+                reads_ahead=first,
+                left_out=access.note_left_out if accelerator.is_main_process else None,
+                say=say_error if first else None,
+            )
 
     corpus = local_main_first(accelerator, prepare)
     if not (is_one_machine() or equal_on_all(accelerator, corpus.info.fingerprint)):

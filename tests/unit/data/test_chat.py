@@ -246,9 +246,9 @@ def test_a_prepared_conversation_is_what_its_template_encodes(prepare, tmp_path,
     found = []
     for part in (corpus.train, corpus.held_out):
         begin = 0
-        for end, targets in zip(part.ends.tolist(), part.targets.tolist(), strict=True):
+        for end, targets in zip(part.ends.tolist(), part.counts.tolist(), strict=True):
             ids = part.tokens.window(begin, end - begin).tolist()
-            trained = part.trained.window(begin, end - begin).tolist()
+            trained = part.are_targets(begin, end - begin).tolist()
             assert sum(trained) == targets
             found.append((ids, trained))
             begin = end
@@ -268,19 +268,6 @@ def test_what_is_shortened_and_left_out_is_counted(prepare, tmp_path):
     corpus = prepare(chats.write(tmp_path / "chat.jsonl", [*long, *FEW[:4]]))
     assert (corpus.info.left_out, corpus.info.shortened) == (1, 1)
     assert corpus.info.documents == 5
-
-
-def test_a_damaged_mask_is_found_and_prepared_again(prepare, tmp_path):
-    path = chats.write(tmp_path / "chat.jsonl", FEW)
-    before = prepare(path)
-    (file,) = (tmp_path / "cache").glob("*/tokens.arrow")
-    content = bytearray(file.read_bytes())
-    flags = before.train.trained.window(0, len(before.train.trained))
-    content[content.index(flags.tobytes())] ^= 1
-    file.write_bytes(content)
-    again = prepare(path)
-    assert again.info == before.info
-    assert again.train.trained.window(0, len(flags)).tolist() == flags.tolist()
 
 
 WRONG = {

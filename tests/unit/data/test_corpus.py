@@ -4,39 +4,29 @@ import json
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 
-import data.encode
 import data.prepare
-import data.progress
 from data.corpus import prepare_corpus
 from data.encode import in_order
 from data.errors import DataError
 from data.prepare import MANY_DOCUMENTS
-from data.tokenizer import CharTokenizer
 from runs import ROOT
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
 
 
-@pytest.fixture(autouse=True)
-def datasets_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-
-
 @pytest.fixture
 def prepare(tmp_path):
-    def prepare(source, val_fraction=0.1, block_size=8, threads=1):
+    def prepare(source, val_fraction=0.1, block_size=8):
         return prepare_corpus(
             str(source),
             text_column="text",
             val_fraction=val_fraction,
             block_size=block_size,
             cache_dir=tmp_path / "cache",
-            threads=threads,
         )
 
     return prepare
@@ -81,7 +71,7 @@ def test_tokens_are_stored_in_the_smallest_type(prepare, tmp_path, characters, d
     text = "".join(map(chr, range(0x400, 0x400 + characters)))
     corpus = prepare(written(tmp_path / "a.txt", text))
 
-    assert {chunk.dtype for chunk in corpus.train.chunks} == {np.dtype(dtype)}
+    assert corpus.train.tokens.dtype == np.dtype(dtype)
     assert corpus.train.window(0, len(corpus.train)).tolist() == list(range(len(corpus.train)))
 
 
@@ -181,30 +171,6 @@ def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkey
     )
 
     assert again.info == expected.info
-    assert len(again.train.chunks) > 1
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_prepare_the_same_corpus(prepare, tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("data.reading.text.PIECE_BYTES", 64)
-    whole = []
-    second_is_ready = threading.Event()
-
-    def first_after_second(self, text):
-        whole.append(text)
-        if TEXT.startswith(text) and threads > 1:
-            assert second_is_ready.wait(timeout=60)
-        tokens = encode(self, text)
-        if not TEXT.startswith(text):
-            second_is_ready.set()
-        return tokens
-
-    encode = CharTokenizer.encode
-    monkeypatch.setattr(CharTokenizer, "encode", first_after_second)
-    corpus = prepare(written(tmp_path / "a.txt", TEXT), threads=threads)
-
-    assert len(whole) > 50
-    assert text_of(corpus.train, corpus.tokenizer) == TEXT[: corpus.info.split]
 
 
 def test_threads_hold_few_pieces_at_once():
@@ -267,7 +233,7 @@ def test_what_a_killed_preparation_left_is_not_a_corpus(prepare, tmp_path):
         f"c.prepare_corpus({str(source)!r}, text_column='text', val_fraction=0.1, block_size=8,"
         f" cache_dir=pathlib.Path({str(tmp_path / 'cache')!r}))\n"
     )
-    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment())
     assert killed.returncode == -9
     (left,) = cached(tmp_path)
     assert left.endswith(".tmp")
@@ -289,8 +255,8 @@ def test_a_full_disk_is_told_with_the_folder(prepare, tmp_path, monkeypatch):
     assert cached(tmp_path) == []
 
 
-def environment(tmp_path):
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 PREPARING = """
@@ -298,7 +264,6 @@ import sys
 from pathlib import Path
 import data.corpus
 import common.shared_files
-import data.encode
 import data.prepare
 import data.progress
 
@@ -330,7 +295,7 @@ def test_processes_that_prepare_together_share_one_corpus(tmp_path):
         subprocess.Popen(
             [sys.executable, "-c", PREPARING, str(source), str(tmp_path / "cache")],
             cwd=ROOT,
-            env=environment(tmp_path),
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -354,24 +319,3 @@ def test_processes_that_prepare_together_share_one_corpus(tmp_path):
     assert answers[1] == answers[0]  # the second did not build
     assert answers[0].split()[1] == str(int(len(TEXT) * 0.9))
     assert len(cached(tmp_path)) == 1
-
-
-class Counted(np.ndarray):
-    """Tokens that count how often their number is read."""
-
-    reads = 0
-
-    def __len__(self):
-        Counted.reads += 1
-        return super().__len__()
-
-
-def test_the_cost_of_many_small_texts_is_linear(tmp_path):
-    parts = 3000
-    tokens = np.zeros(1, dtype=np.uint8).view(Counted)
-    part = data.encode.Encoded(tokens, np.array([1]), held_out=False, characters=1, text_bytes=1)
-    totals = data.prepare._write_tokens(
-        iter([part] * parts), tmp_path, CharTokenizer("a"), False, data.progress.Progress()
-    )
-    assert totals.info.tokens == parts
-    assert Counted.reads < 10 * parts

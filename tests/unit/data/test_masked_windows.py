@@ -14,7 +14,7 @@ from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
 from data.split import Split
-from data.token_file import TokenStream
+from data.token_file import TokenStream, positions_of
 from model.head import IGNORED
 
 BLOCK, BATCH = 16, 4
@@ -34,7 +34,7 @@ def begins_again(inputs: torch.Tensor, end: int) -> torch.Tensor:
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.data())
 def test_positions_begin_again_after_each_end(lengths, data):
     ends = np.cumsum(lengths)
-    stream = TokenStream([np.arange(ends[-1])]).masked(ends)
+    stream = TokenStream(np.arange(ends[-1]), ends=ends)
     first = data.draw(st.integers(0, int(ends[-1]) - 1))
     length = data.draw(st.integers(1, int(ends[-1]) - first))
     begins = [0, *ends.tolist()]
@@ -42,9 +42,10 @@ def test_positions_begin_again_after_each_end(lengths, data):
         place - max(first, max(begin for begin in begins if begin <= place))
         for place in range(first, first + length)
     ]
-    assert stream.positions(first, length).tolist() == expected
-    part = stream.part(first, int(ends[-1]))
-    assert part.positions(0, length).tolist() == expected
+    for text, start in ((stream, first), (TokenStream(stream.tokens, first, ends=ends), 0)):
+        tokens, begins = text.block(start, length)
+        assert tokens.tolist() == list(range(first, first + length))
+        assert positions_of(length, begins[begins < length]).tolist() == expected
 
 
 def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path):
@@ -104,7 +105,7 @@ def test_blocks_of_a_stream_say_where_rows_begin(tmp_path):
 
 
 def test_a_model_that_mixes_documents_is_refused(tmp_path):
-    stream = TokenStream([np.arange(90)]).masked(np.array([40, 90]))
+    stream = TokenStream(np.arange(90), ends=np.array([40, 90]))
     text = streams.corpus(tmp_path, streams.lines_folder(tmp_path / "rows", "a"), masks=True).train
     for masked in (stream, text):
         with pytest.raises(DataError, match=r"data\.documents=masked needs a model that keeps"):

@@ -27,17 +27,17 @@ CONVERSATIONS = [5, 9, 3, 12, 7, 2, 10]
 
 def text_of(lengths) -> Documents:
     """Documents of which every token is its own position in the text, and all may be targets."""
-    ends, sizes = np.cumsum(lengths), np.array(lengths)
-    tokens, flags = np.arange(ends[-1], dtype=np.int64), np.ones(ends[-1], dtype=np.uint8)
-    return Documents(TokenStream([tokens]), ends, TokenStream([flags]), sizes - 1)
+    ends = np.cumsum(lengths)
+    targets = np.stack([ends - lengths + 1, ends], 1).ravel()
+    return Documents(TokenStream(np.arange(ends[-1])), ends, targets)
 
 
 def conversations(lengths=CONVERSATIONS, seed=0) -> Documents:
     ends = np.cumsum(lengths)
     tokens = np.random.default_rng(seed).integers(300, size=ends[-1])
-    flags = np.concatenate([np.arange(length) % 2 for length in lengths]).astype(np.uint8)
-    targets = np.array([length // 2 for length in lengths])
-    return Documents(TokenStream([tokens]), ends, TokenStream([flags]), targets)
+    flags = np.concatenate([np.arange(length) % 2 for length in lengths])
+    targets = np.flatnonzero(np.diff(flags, prepend=0, append=0))
+    return Documents(TokenStream(tokens), ends, targets)
 
 
 @settings(deadline=None)

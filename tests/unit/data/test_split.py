@@ -76,16 +76,16 @@ def test_parts_differ_by_one_sequence_and_have_each_once(sequences, micro, parts
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """By name, what a run trains on: made anew for each process, as a stream is read once."""
-    tokens = TokenStream([torch.arange(700).numpy().astype("uint16")])
+    tokens = TokenStream(np.arange(700, dtype=np.uint16))
     lengths = np.array([9, 5, 6, 3, 2, 9, 7, 4, 8, 2])
-    trained = TokenStream([np.ones(lengths.sum(), dtype=np.uint8)])
-    conversations = Documents(tokens, np.cumsum(lengths), trained, lengths - 1)
+    ends = np.cumsum(lengths)
+    conversations = Documents(tokens, ends, np.stack([ends - lengths + 1, ends], 1).ravel())
     folder = tmp_path_factory.mktemp("text")
     source = streams.parquet_folder(folder / "a", "a")
 
     def streamed(masks: bool):
         corpus = streams.corpus(folder / str(masks), source, masks=masks)
-        return corpus.train.sequences(BLOCK, IGNORED)
+        return Windows(corpus.train, BLOCK, IGNORED)
 
     return {
         "windows": lambda: Windows(tokens, BLOCK, IGNORED),
@@ -127,6 +127,6 @@ def test_every_target_of_a_step_weighs_the_same(texts, name, split):
 
 def test_equal_parts_have_the_share_that_they_had():
     """To the bit: 1 for windows."""
-    windows = Windows(TokenStream([torch.arange(700).numpy()]), BLOCK, IGNORED)
+    windows = Windows(TokenStream(np.arange(700)), BLOCK, IGNORED)
     batches = StepBatches(windows.order(1, 12), Split(12, 1, 4), first_step=1)
     assert [share for _, share in islice(window_loader(windows, batches), 8)] == [1.0] * 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import platform
 import threading
@@ -19,7 +18,6 @@ import psutil
 import pytest
 
 import streams
-from common.shared_files import acquire, file_lock
 from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.reading.access import Access
@@ -27,20 +25,28 @@ from data.reading.groups import DataFile, Group, GroupText, Listing
 from data.reading.listing import list_source
 from data.reading.rows import read_group
 from data.split import Split
-from data.streaming.cache import EncodedRows, TokenCache
+from data.streaming.cache import TokenCache
 from data.streaming.streamed import fixed_tokenizer
+from data.token_file import TokenRows, write_tokens
 from data.tokenizer import OF_BYTES
 
 BATCH = 4
 MB = 1_000_000
+TOKENS = np.arange(100, dtype=np.uint16)
 
 
-def rows(size: int = 100) -> EncodedRows:
-    return EncodedRows(np.arange(size, dtype=np.uint16), np.array([size]), size)
+def write(path: Path) -> None:
+    write_tokens(path, [TokenRows(TOKENS, np.array([100]))], TOKENS.dtype)
 
 
-def hold(cache: TokenCache, name: str, size: int = 100):
-    return cache.hold(name, np.dtype(np.uint16), partial(rows, size))
+OPTIONS = {
+    "seed": 1,
+    "val_fraction": 0.1,
+    "window_bytes": MB,
+    "windows_ahead": 1,
+    "cache_bytes": 100 * MB,
+    "held_out_bytes": 1000,
+}
 
 
 def files_in(folder: Path) -> list[str]:
@@ -80,45 +86,33 @@ def made_up(read: list[int], listing: Listing, group: Group) -> GroupText:
 
 
 def huge_corpus(folder: Path, read: list[int], listing: Listing | None = None, **settings):
-    options = {
-        "seed": 1,
-        "val_fraction": 0.1,
-        "window_bytes": 4 * MB,
-        "prefetch_bytes": 4 * MB,
-        "cache_bytes": 100 * MB,
-        "held_out_bytes": 1000,
-        "cache_dir": folder,
-        **settings,
-    }
+    options = {**OPTIONS, "window_bytes": 4 * MB, "cache_dir": folder, **settings}
     tokenizer = fixed_tokenizer(OF_BYTES)
     listings = [listing or huge()]
     return streams.stream_of(listings, [1], partial(made_up, read), tokenizer, **options)
 
 
-def test_the_least_recently_used_is_removed_and_held_ones_stay(tmp_path):
-    cache = TokenCache(tmp_path, most_bytes=4 * rows().size)
-    held = hold(cache, "a")
-    for name in ("b", "c", "d", "e", "f"):
-        hold(cache, name).release()
+def test_the_least_recently_used_is_removed_and_an_open_file_stays_readable(tmp_path):
+    write(tmp_path / "size")
+    cache = TokenCache(tmp_path, most_bytes=4 * (tmp_path / "size").stat().st_size)
+    first = cache.open("a", write)
+    for name in ("b", "c", "d", "e"):
+        cache.open(name, write)
         assert len(files_in(tmp_path)) <= 4
-    assert files_in(tmp_path) == ["a", "d", "e", "f"]
-    hold(cache, "d").release()  # now it is the newest
-    held.release()
-    hold(cache, "g").release()
-    assert files_in(tmp_path) == ["d", "e", "f", "g"]
+    assert files_in(tmp_path) == ["b", "c", "d", "e"]
+    assert first[0:100].tolist() == TOKENS.tolist()
+    cache.open("b", write)  # now it is the newest
+    cache.open("f", write)
+    assert files_in(tmp_path) == ["b", "d", "e", "f"]
 
 
 def test_a_file_is_made_once_although_many_need_it(tmp_path):
     cache, made = TokenCache(tmp_path, MB), []
     begin = threading.Barrier(8)
 
-    def make() -> EncodedRows:
-        made.append(1)
-        return rows()
-
     def need() -> None:
         begin.wait()
-        cache.prepare("a", make)
+        cache.open("a", lambda path: (made.append(1), write(path)))
 
     threads = [threading.Thread(target=need) for _ in range(8)]
     for thread in threads:
@@ -128,49 +122,14 @@ def test_a_file_is_made_once_although_many_need_it(tmp_path):
     assert made == [1]
 
 
-def test_threads_of_a_small_source_never_sleep_for_its_locks(tmp_path, monkeypatch):
-    slept, sleep = [], time.sleep
-    folder = streams.lines_folder(tmp_path / "a", "a", files=1, rows=9)
-    corpus = streams.corpus(tmp_path, folder, val_fraction=0.3)
-    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
-    for _, _ in zip(steps_of(corpus), range(50), strict=False):
-        pass
-    assert len(files_in(tmp_path / "stream")) > 20
-    assert slept == []
-
-
-def test_a_released_lock_is_taken_within_a_millisecond(tmp_path, monkeypatch):
-    slept: list[float] = []
-    descriptor = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-    def release(seconds: float) -> None:
-        slept.append(seconds)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-    monkeypatch.setattr(time, "sleep", release)
-    assert acquire(file_lock(tmp_path / "lock"))
-    assert slept
-    assert sum(slept) <= 0.002
-    os.close(descriptor)
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])
-def test_a_damaged_file_is_made_again(tmp_path, damage):
+def test_a_file_that_is_not_whole_is_made_again_and_leftovers_are_removed(tmp_path):
     cache = TokenCache(tmp_path, MB)
-    hold(cache, "a").release()
-    content = bytearray(cache.path("a").read_bytes())
-    content[-1] ^= 1
-    changed = {"flipped": content, "cut": content[:-2], "empty": b""}[damage]
-    cache.path("a").write_bytes(changed)
-    assert hold(cache, "a").tokens[0:100].tolist() == list(range(100))
-
-
-def test_what_a_killed_process_has_left_is_removed(tmp_path):
-    cache = TokenCache(tmp_path, MB)
-    hold(cache, "a").release()
-    cache.path("a").rename(tmp_path / f".a.tokens.{platform.node()}.1.tmp")
-    hold(cache, "a").release()
+    path = cache.open("a", write).path.with_name("a.tokens")
+    path.rename(tmp_path / f".a.tokens.{platform.node()}.1.tmp")
+    for size in (0, 100):
+        cache.open("a", write)
+        os.truncate(path, size)
+        assert cache.open("a", write)[0:100].tolist() == TOKENS.tolist()
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -184,28 +143,27 @@ def test_the_cache_of_a_run_stays_within_its_bound(tmp_path):
     assert bytes_in(tmp_path / "1" / "stream") > 80_000
 
 
-def test_a_file_removed_in_use_ends_the_run_and_is_made_again(tmp_path):
+def test_windows_that_were_removed_in_use_stay_readable(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     corpus = streams.corpus(tmp_path, folder)
     windows = windows_of(corpus.train, 16, -100, False)
     blocks = windows.order(0, BATCH).items(0, 4)
+    expected = windows.__getitems__(blocks)[0][0]
     for path in (tmp_path / "stream").glob("*.tokens"):
         path.unlink()
-    with pytest.raises(TextLost, match="was removed while it was in use"):
-        windows.__getitems__(blocks)
-    next(steps_of(streams.corpus(tmp_path, folder)))
+    assert windows.__getitems__(blocks)[0][0].equal(expected)
 
 
 def test_a_cache_that_fails_in_a_run_ends_it_in_a_sentence(tmp_path, monkeypatch):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     (source,) = streams.corpus(tmp_path / "cache", folder).train.sources
 
-    def full(encoded, path):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("data.streaming.cache.EncodedRows.write", full)
+    monkeypatch.setattr("data.streaming.windows.write_tokens", full)
     with pytest.raises(TextLost, match=r"data\.cache_dir=.*cache cannot be used: No space left"):
-        source.hold(0, 0)
+        source.open(0, 0)
 
 
 def test_a_start_at_step_a_million_reads_one_window(tmp_path):
@@ -243,9 +201,9 @@ def test_every_row_is_trained_on_or_held_out(tmp_path):
     settings = {"val_fraction": 0.12, "held_out_bytes": 10 * MB}
     corpus = huge_corpus(tmp_path, [], huge(60), **settings)
     (source,) = corpus.train.sources
-    held_out = decoded(corpus, source._held_out(60 * MB))
+    held_out = source.held_out_texts(60 * MB, [])
     windows = range(len(source.windows(0)))
-    trained = [row for window in windows for row in decoded(corpus, source.encode(0, window))]
+    trained = [row for window in windows for row in source.texts(0, window, [])]
     everything = [t for group in huge(60).groups for t in made_up([], huge(60), group).texts]
     assert sorted(held_out + trained) == sorted(everything)
     assert len(held_out) == pytest.approx(0.12 * len(everything), abs=1)
@@ -254,31 +212,22 @@ def test_every_row_is_trained_on_or_held_out(tmp_path):
     }
     assert len(in_both) == 1
     others = huge_corpus(tmp_path, [], huge(60), **settings, seed=2)
-    assert decoded(others, others.train.sources[0]._held_out(60 * MB)) == held_out
+    assert others.train.sources[0].held_out_texts(60 * MB, []) == held_out
 
 
-def test_windows_are_read_ahead_and_processes_take_turns(tmp_path):
+def test_windows_are_read_ahead_by_one_process(tmp_path):
     read: list[int] = []
-    both = [huge_corpus(tmp_path, read, turn=(turn, 2), prefetch_bytes=16 * MB) for turn in (0, 1)]
+    both = [huge_corpus(tmp_path, read, windows_ahead=ahead) for ahead in (4, 0)]
     source = both[0].train.sources[0]
+    names = [f"{source._window_key}-0000-{window:06}" for window in range(5)]
     del read[:]
     for corpus in both:
         next(steps_of(corpus))
-    wanted = {source.name(0, window) for window in range(5)}
     end = time.monotonic() + 20
-    while not wanted <= set(files_in(tmp_path / "stream")):
+    while not set(names) <= set(files_in(tmp_path / "stream")):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert max(Counter(read).values()) == 1
-
-
-def test_small_windows_are_not_read_ahead_without_a_bound(tmp_path):
-    read: list[int] = []
-    corpus = huge_corpus(tmp_path, read, huge(2), window_bytes=100, prefetch_bytes=100 * MB)
-    begun = time.process_time()
-    next(steps_of(corpus))
-    assert time.process_time() - begun < 3
-    assert len(files_in(tmp_path / "stream")) < 70
 
 
 def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):
@@ -294,18 +243,8 @@ def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):
             missed.extend(name for name, event in begun.items() if not event.wait(20))
         return made_up([], listing, group)
 
-    options = {"window_bytes": MB, "prefetch_bytes": 2 * MB, "cache_bytes": 100 * MB}
-    corpus = streams.stream_of(
-        listings,
-        [1, 1],
-        read,
-        fixed_tokenizer(OF_BYTES),
-        seed=1,
-        val_fraction=0.1,
-        held_out_bytes=1000,
-        cache_dir=tmp_path,
-        **options,
-    )
+    tokenizer = fixed_tokenizer(OF_BYTES)
+    corpus = streams.stream_of(listings, [1, 1], read, tokenizer, **OPTIONS, cache_dir=tmp_path)
     begins.set()
     next(steps_of(corpus))
     assert missed == []
@@ -326,12 +265,7 @@ def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):
         [1],
         read,
         fixed_tokenizer(OF_BYTES),
-        seed=1,
-        val_fraction=0.1,
-        window_bytes=1000,
-        prefetch_bytes=1000,
-        cache_bytes=MB,
-        held_out_bytes=1000,
+        **OPTIONS | {"window_bytes": 1000},
         cache_dir=tmp_path,
     )
     steps = steps_of(corpus)
@@ -370,12 +304,7 @@ def corpus_that_skips(folder: Path, file: Path, said: list[str], skip: bool = Tr
         [1],
         partial(read_group, access=access, skip_broken=skip),
         fixed_tokenizer(OF_BYTES),
-        seed=1,
-        val_fraction=0.1,
-        window_bytes=MB,
-        prefetch_bytes=MB,
-        cache_bytes=4 * MB,
-        held_out_bytes=10**6,
+        **OPTIONS | {"held_out_bytes": MB},
         cache_dir=folder,
         skip_broken=skip,
         left_out=lambda source, left_out: said.extend(left_out),
@@ -415,12 +344,8 @@ def test_a_held_out_data_set_takes_no_training_row(tmp_path):
     assert texts[0] == texts[1]  # the same for every seed
     ids = [row.partition(":")[0] for row in texts[0].split("<|endoftext|>")[:-1]]
     assert sorted(ids) == sorted(f"b{number}" for number in range(10))
-    windows = corpora[0].train.sources[0].windows(0)
-    encoded = [corpora[0].train.sources[0].encode(0, window) for window in range(len(windows))]
-    trained = [one.partition(":")[0] for rows in encoded for one in decoded(corpora[0], rows)]
+    (source,) = corpora[0].train.sources
+    rows = [row for window in range(len(source.windows(0))) for row in source.texts(0, window, [])]
+    trained = [row.partition(":")[0] for row in rows]
     assert sorted(trained) == sorted(f"a{number}" for number in range(120))
     assert corpora[0].info.fingerprint != streams.corpus(tmp_path / "c", train).info.fingerprint
-
-
-def decoded(corpus, rows: EncodedRows) -> list[str]:
-    return corpus.tokenizer.decode(rows.tokens).split("<|endoftext|>")[:-1]

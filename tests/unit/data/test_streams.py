@@ -10,9 +10,9 @@ import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain
+from data.streaming.streamed import parts_of
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from training.run.streams import parts_of
 
 TWO = "data.mix=[{source:a/*.parquet,weight:0.7},{source:me/b,weight:0.3,text_column:body}]"
 OF_BYTES = "data.tokenizer=bpe:257"
@@ -20,7 +20,7 @@ OF_BYTES = "data.tokenizer=bpe:257"
 
 def test_a_mix_has_sources_weights_and_columns():
     config = load_config([TWO, OF_BYTES])
-    assert [(part.source, part.weight, part.text_column) for part in parts_of(config)] == [
+    assert [(part.source, part.weight, part.text_column) for part in parts_of(config.data)] == [
         ("a/*.parquet", 0.7, None),
         ("me/b", 0.3, "body"),
     ]

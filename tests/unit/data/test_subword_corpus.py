@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -16,9 +17,9 @@ import data.prepare
 import data.subwords
 import tokenizer_kinds
 from data.corpus import prepare_corpus
-from data.encode import encoded
+from data.encode import texts_as_tokens
 from data.errors import DataError
-from data.pieces import MOST_CHUNKS, Chunk, batches_of, chunks_of
+from data.pieces import Chunk, chunks_of, rows_of
 from data.subwords import END_OF_TEXT
 from runs import ROOT
 from subword_folders import END, foreign_folder
@@ -147,7 +148,6 @@ def test_the_vocabulary_of_a_long_text_sees_parts_from_all_over(monkeypatch):
 @pytest.mark.parametrize("piece", [37, 1000])
 def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch, piece):
     monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 333)
-    monkeypatch.setattr("data.pieces.BATCH_CHARACTERS", 2000)
     source = written(tmp_path / "a.txt", TEXT)
     expected = prepare(source).info
     monkeypatch.setattr("data.reading.text.PIECE_BYTES", piece)
@@ -183,7 +183,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from data.corpus import prepare_corpus
-from data.encode import encoded
 info = prepare_corpus(
     sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2]),
     tokenizer="bpe:600",
@@ -209,7 +208,7 @@ def test_any_number_of_threads_trains_the_same_vocabulary(tmp_path):
         result = subprocess.run(
             [sys.executable, "-c", SCRIPT, str(source), str(tmp_path / str(number))],
             cwd=ROOT,
-            env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "datasets"), **more},
+            env={**os.environ, **more},
             capture_output=True,
             text=True,
             check=True,
@@ -313,20 +312,19 @@ def test_a_long_document_has_the_tokens_of_its_whole(monkeypatch, kind, name):
     text = "".join(random.Random(1).choices(LONG[name], k=3000))
     tokenizer = tokenizer_kinds.tokenizer(kind)
     expected = [*tokenizer.encode(text).tolist(), tokenizer.end_of_text]
-    for size in (400, 10**6):
-        parts = list(encoded(pieces_of(text, [len(text)], size), tokenizer, 10**9, 2))
-        assert [i for part in parts for i in part.tokens.tolist()] == expected
+    parts = list(texts_as_tokens([text], tokenizer))
+    assert [i for part in parts for i in part.tokens.tolist()] == expected
 
 
-def test_a_batch_is_bounded_in_characters_and_in_chunks(monkeypatch):
-    monkeypatch.setattr("data.pieces.BATCH_CHARACTERS", 10_000)
+def test_a_row_is_bounded_in_characters_and_in_documents(monkeypatch):
     monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 1000)
     text = "a\n" * 30_000
     ends = [*range(2, 50_001, 2), 60_000]
-    batches = list(batches_of(chunks_of(pieces_of(text, ends, 1000), 20_001), cores=2))
-
-    assert "".join(chunk.text for batch in batches for chunk in batch) == text
-    for batch in batches:
-        assert len(batch) <= MOST_CHUNKS
-        assert sum(len(chunk.text) for chunk in batch) <= 10_000 or len(batch) == 1
-        assert len({chunk.held_out for chunk in batch}) == 1
+    rows = list(rows_of(chunks_of(pieces_of(text, ends, 777), 20_001)))
+    assert "".join(row["text"] for row in rows) == text
+    assert "".join(row["text"] for row in rows if row["held_out"]) == text[20_001:]
+    assert max(len(row["text"]) for row in rows) <= 1000
+    assert max(len(row["ends"]) for row in rows) == 128
+    begins = np.cumsum([0, *(len(row["text"]) for row in rows)]).tolist()
+    found = [end + at for at, row in zip(begins, rows, strict=False) for end in row["ends"]]
+    assert found == ends

@@ -109,7 +109,7 @@ def in_parts(corpus) -> list[tuple[list[int], list[int]]]:
         begin = 0
         for end in part.ends.tolist():
             window = begin, end - begin
-            found.append((part.tokens.window(*window).tolist(), part.trained.window(*window)))
+            found.append((part.tokens.window(*window).tolist(), part.are_targets(*window)))
             begin = end
     return [(ids, trained.tolist()) for ids, trained in found]
 
@@ -146,24 +146,11 @@ def test_a_template_gets_tools_as_transformers_gives_them(prepare, tmp_path, kin
     expected = [([dash if i == bar else i for i in ids], mask) for ids, mask in expected]
     assert found == expected
     assert corpus.info.train_bytes + corpus.info.held_out_bytes == size
-    assert corpus.info.unwritten == {}
 
 
 def test_replies_that_are_only_calls_have_bytes(prepare, tmp_path):
     corpus, _ = prepare(lines(tmp_path / "a.jsonl", [ROWS[1]] * 4))
     assert corpus.info.held_out_bytes == len('\ncall lose {"step": 1}\ncall a {}')
-
-
-def test_what_a_template_never_writes_is_named_and_counted(prepare, tmp_path):
-    plain = chats.CHATML.replace("m['content']", "(m['content'] or '')")
-    corpus, _ = prepare(lines(tmp_path / "a.jsonl", ROWS), plain)
-    assert corpus.info.unwritten == {
-        "tools": 2,
-        "documents": 1,
-        "tool_calls": 2,
-        "reasoning_content": 1,
-        "thinking": 1,
-    }
 
 
 @pytest.mark.parametrize("write", [lines, parquet])

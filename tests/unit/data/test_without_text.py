@@ -49,12 +49,11 @@ def stream(source: str, folder: Path):
             seed=1,
             val_fraction=0.3,
             window_bytes=10**6,
-            prefetch_bytes=10**6,
             cache_bytes=10**6,
             held_out_bytes=10**6,
             cache_dir=folder,
         )
-        corpus.train.sources[0].hold(0, 0)
+        corpus.train.sources[0].open(0, 0)
     return corpus
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from config.schema import ConfigError, OptimConfig
-from data.prepared import CorpusInfo
+from data.corpus import CorpusInfo
 from model.gpt import GPT, GPTConfig
 from training.distributed.accelerator import Accelerator
 from training.reporting.console import Console
