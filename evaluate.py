@@ -22,9 +22,10 @@ from tqdm import tqdm
 from common.printable import printable
 from config.stored import with_folders
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
-from data.corpus import ALL_HELD_OUT, Corpus, prepare_corpus
+from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError, UnknownCharacter
 from data.loader import HeldOutBatches, window_loader, windows_of
+from data.prepared import ALL_HELD_OUT
 from data.reading.content import suffixes
 from data.streaming.streamed import parts_of
 from data.tokenizer import refuse_larger_than

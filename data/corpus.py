@@ -8,11 +8,8 @@ whole or absent.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,91 +22,20 @@ from data.columns import CONVERSATIONS, MASKED, PACKED, MessagesColumn, TextColu
 from data.documents import Documents
 from data.errors import BrokenText, DataError, cache_error
 from data.loader import Text
+from data.prepared import (
+    ALL_HELD_OUT,
+    FORMAT,
+    TOKENS,
+    CorpusInfo,
+    Damaged,
+    read_info,
+)
 from data.progress import Progress
-from data.round_trip import NEGLIGIBLE, RoundTrip, lost_in_words
 from data.sources import Source, open_source
 from data.subwords import SubwordTokenizer, load_tokenizer
 from data.token_file import TokenFile, TokenStream
 from data.tokenizer import CHARACTERS, Tokenizer
 from data.tokenizer_files import folder_key
-
-FORMAT = 2
-"""Part of the fingerprints that snapshots store, and of the names in the cache; of streams, too.
-Increase it when the same source would have another text, other rows or another order of them."""
-ALL_HELD_OUT = 1.0
-"""The `val_fraction` of a text that is only evaluated: no token is trained on."""
-TOKENS, INFO = "tokens.bin", "corpus.json"
-
-
-@dataclass
-class CorpusInfo:
-    """The content of `corpus.json`. What nobody has counted is 0."""
-
-    name: str = ""
-    characters: int = 0
-    documents: int = 0
-    tokens: int = 0
-    split: int = 0
-    """The first held-out token."""
-    train_bytes: int = 0
-    """Bytes of the training text in UTF-8; for conversations, of the assistant's text."""
-    held_out_bytes: int = 0
-    held_out_targets: int = 0
-    """Number of tokens of these bytes."""
-    left_out: int = 0
-    """Number of conversations left out because not even their first reply fits."""
-    shortened: int = 0
-    """Number of conversations that lost turns to fit."""
-    fingerprint: str = ""
-    """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
-    documents_fingerprint: str = ""
-    """Hex digest of where documents end, and of which tokens are targets."""
-    different: int = 0
-    """Number of different tokens that occur."""
-    unknown: int = 0
-    """Number of unknown tokens; for a stream, in its held-out rows."""
-    checked: int = 0
-    """Number of characters that were decoded again."""
-    lost: int = 0
-    """Number of these characters that were lost."""
-    which: str = ""
-    """Some of them."""
-
-    @property
-    def trip(self) -> RoundTrip:
-        """The part of the text that the tokens lose."""
-        return RoundTrip(self.checked, self.lost, self.which)
-
-    @property
-    def unknown_share(self) -> float:
-        """The share of unknown tokens."""
-        return self.unknown / max(1, self.tokens or self.held_out_targets)
-
-    @property
-    def lost_in_words(self) -> str | None:
-        """The part of the text that the tokens lose, in words; None if they lose nothing."""
-        return lost_in_words(self.unknown_share, self.trip)
-
-    @property
-    def is_lossy(self) -> bool:
-        """Whether more is lost than bits per byte, with the digits that are printed, allow."""
-        return max(self.unknown_share, self.lost / max(1, self.checked)) > NEGLIGIBLE
-
-    def bits_per_byte(self, loss: float) -> float | None:
-        """A held-out loss in nats per token, as bits per byte of the raw text.
-
-        None if the tokens do not hold the text, or have none.
-        """
-        if self.is_lossy or not self.held_out_bytes:
-            return None
-        return loss / math.log(2) * self.held_out_targets / self.held_out_bytes
-
-    @property
-    def fingerprint_of_documents(self) -> str:
-        """The fingerprint of a text whose documents are kept apart."""
-        return hashlib.sha256(
-            f"{self.fingerprint}{self.documents_fingerprint}".encode()
-        ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -206,50 +132,6 @@ def _expanded(cache_dir: Path) -> Path:
         raise DataError(
             f"data.cache_dir={cache_dir}: {error} Give the full path of the folder."
         ) from error
-
-
-class Damaged(Exception):
-    """The folder has changed since it was written. The message names the fault."""
-
-
-def save_info(folder: Path, info: CorpusInfo) -> None:
-    """Write `corpus.json`, which has the size and hash of every other file, and flush the files."""
-    files = {path.name: [path.stat().st_size, _digest_of(path)] for path in folder.iterdir()}
-    content: dict[str, Any] = {"info": asdict(info), "files": files}
-    content["digest"] = _digest_of_json(content)
-    (folder / INFO).write_text(json.dumps(content, indent=2) + "\n")
-    for path in folder.iterdir():
-        with open(path, "rb") as written_file:
-            os.fsync(written_file.fileno())
-
-
-def read_info(folder: Path, verify: bool) -> CorpusInfo:
-    """Read what `save_info` wrote. `verify` reads all files and compares them with their hashes.
-
-    Raises Damaged if the folder has changed since it was written, and OSError if it is unreadable.
-    """
-    try:
-        content = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        if content.pop("digest") != _digest_of_json(content):
-            raise Damaged(f"{INFO} does not match its hash")
-        for name, (size, digest) in content["files"].items():
-            path = folder / name
-            if path.stat().st_size != size or (verify and _digest_of(path) != digest):
-                raise Damaged(f"{name} does not match its hash")
-        return CorpusInfo(**content["info"])
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise Damaged(reason_of(error)) from error
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise Damaged(f"{INFO}: {reason_of(error)}") from error
-
-
-def _digest_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_of_json(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _is_whole(folder: Path, verify: bool, say: Callable[[str], None]) -> bool:

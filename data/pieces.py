@@ -105,7 +105,7 @@ def plain_end(text: str, start: int) -> int:
 
 
 def rows_of(chunks: Iterable[Chunk]) -> Iterator[Row]:
-    """Consecutive chunks as rows: short documents together, each part of a long one by itself."""
+    """Consecutive chunks as rows: several short documents in one, a long part by itself."""
     texts: list[str] = []
     ends: list[int] = []
     length, held_out = 0, False

@@ -20,12 +20,12 @@ from datasets.iterable_dataset import ExamplesIterable
 from numpy.typing import NDArray
 
 from data.chat import TRAINING_DATE, ChatTemplate, no_template
-from data.corpus import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.documents import Documents
 from data.encode import ROWS_AT_ONCE
 from data.errors import BrokenText, DataError, UnknownCharacter
 from data.messages import ChatError, Conversation, texts_in
 from data.pieces import Chunk, Piece, chunks_of, rows_of, utf8_bytes
+from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.progress import Progress
 from data.round_trip import round_trip
 from data.sources import Source

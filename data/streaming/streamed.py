@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.columns import MASKED
-from data.corpus import FORMAT, Corpus, CorpusInfo
+from data.corpus import Corpus
 from data.encode import texts_as_tokens
 from data.errors import DataError, cache_error
 from data.order import Mix
 from data.pieces import utf8_bytes
+from data.prepared import FORMAT, CorpusInfo
 from data.progress import Progress
 from data.public_names import public_name
 from data.reading.access import Access

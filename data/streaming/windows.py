@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.corpus import FORMAT
 from data.encode import in_order, texts_as_tokens
 from data.errors import TextLost, cache_error
 from data.order import GROUPS, ROWS, mixed, permuted, random_words
 from data.pieces import utf8_bytes
+from data.prepared import FORMAT
 from data.reading.groups import Group, GroupText, Listing
 from data.streaming.cache import TokenCache
 from data.token_file import TokenFile, write_tokens

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from config.schema import ConfigError
-from data.corpus import CorpusInfo
+from data.prepared import CorpusInfo
 from model.sharded import gather_full
 from store.uploader import Uploader
 from training.distributed.launcher import seconds_since_start

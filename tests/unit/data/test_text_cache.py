@@ -18,8 +18,9 @@ import pytest
 
 import common.shared_files
 import data.prepare
-from data.corpus import Damaged, prepare_corpus, read_info
+from data.corpus import prepare_corpus
 from data.errors import DataError, TextLost
+from data.prepared import Damaged, read_info
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from config.schema import ConfigError, OptimConfig
-from data.corpus import CorpusInfo
+from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
 from training.distributed.accelerator import Accelerator
 from training.reporting.console import Console
