@@ -26,6 +26,7 @@ from model.family import LanguageModel, ModelConfig
 from model.head import mean_loss
 from model.layout import Layout, ModelError
 from model.lora import INSTALL, hidden, stacked_in
+from model.older_config import with_older_entries
 from model.output_layer import OutputLayer, use_output_layer
 from model.products import compute_dtype
 from model.recompute import around_block, within_block
@@ -155,7 +156,7 @@ class CausalLMConfig(ModelConfig):
         return CausalLM(self)
 
     def config_json(self, end_of_text: int | None = None) -> dict[str, Any]:
-        return self.content
+        return with_older_entries(self.content)
 
     def unknown_entries(self, content: Mapping[str, Any]) -> set[str]:
         return set(content) & set(CODE_KEYS)

@@ -236,6 +236,7 @@ class GPTConfig(ModelConfig):
             "eos_token_id": end_of_text,
             "use_cache": True,
             "dtype": "float32",
+            "torch_dtype": "float32",  # as transformers 4 reads it
         }
 
     @classmethod

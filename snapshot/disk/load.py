@@ -75,8 +75,14 @@ def file_by_name(folder: Path, prefix: str) -> dict[str, Path]:
     for file in paths:
         if Path(file).name != file:
             raise SnapshotError(f"{index} leads outside, to {file!r}")
-    if set(paths.values()) != pieces:
-        raise SnapshotError(f"{index} names other files than exist")
+    if missing := sorted(set(paths) - {path.name for path in pieces}):
+        raise SnapshotError(
+            f"{folder} lacks {', '.join(missing[:3])}{' and others' * (len(missing) > 3)}, which "
+            f"{index.name} names: was it downloaded in part? Fetch the rest with "
+            f"`hf download <owner>/<name> --local-dir {folder}`"
+        )
+    if extra := sorted(pieces - set(paths.values())):
+        raise SnapshotError(f"{extra[0]} is not among the files that {index.name} names")
     return {name: paths[file] for name, file in names.items()}
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from disks import as_anybody
 from small_snapshots import trained, write
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import atomic_snapshot, newest_verified, snapshot_folders
+from snapshot.disk.load import file_by_name
 from snapshot.errors import SnapshotError
 from snapshot.source import newest_snapshot
 from snapshot.start import choose_start
@@ -49,6 +53,20 @@ def test_any_other_file_is_refused(run_dir, name):
     (folder / name).write_bytes(b"")
     with pytest.raises(SnapshotError, match="is not in its manifest"):
         check_snapshot(folder)
+
+
+def test_a_model_that_is_downloaded_in_part_names_what_is_missing(tmp_path):
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = {"weight_map": {"a": files[0], "b": files[1]}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"a": torch.zeros(1)}, tmp_path / files[0])
+    words = rf"lacks {files[1]}, which .* in part\? Fetch the rest with `hf download .* {tmp_path}`"
+    with pytest.raises(SnapshotError, match=words):
+        file_by_name(tmp_path, "model")
+    for name in (files[1], "model-more.safetensors"):
+        save_file({"b": torch.zeros(1)}, tmp_path / name)
+    with pytest.raises(SnapshotError, match="model-more.safetensors is not among the files that"):
+        file_by_name(tmp_path, "model")
 
 
 def test_a_file_manager_s_leftovers_are_no_part_of_a_snapshot(tmp_path):
