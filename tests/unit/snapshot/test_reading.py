@@ -65,7 +65,7 @@ def test_a_model_that_is_downloaded_in_part_names_what_is_missing(tmp_path):
         file_by_name(tmp_path, "model")
     for name in (files[1], "model-more.safetensors"):
         save_file({"b": torch.zeros(1)}, tmp_path / name)
-    with pytest.raises(SnapshotError, match="model-more.safetensors is not among the files that"):
+    with pytest.raises(SnapshotError, match=r"model-more\.safetensors is not among the files that"):
         file_by_name(tmp_path, "model")
 
 
