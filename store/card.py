@@ -16,7 +16,7 @@ from model.family import ModelConfig
 from snapshot.config_values import value_of
 from snapshot.disk.folder import folder_name
 from snapshot.disk.model import trains_adapters
-from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
+from snapshot.disk.state import RunState, loss_in_words, lost_facts, token_unit
 from store.attempt import CURVES, Best
 from store.hub import REPO_ID
 from store.kinds import NAMED_REPO
@@ -97,7 +97,6 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_
             "accelerate",
         ],
         model_name=repo_id.partition("/")[2],
-        eval_results=_results(state, name, name if _is_dataset(state.data["name"]) else "text"),
     )
 
 
@@ -113,27 +112,6 @@ def _base_model(state: RunState) -> str | None:
         name = str(value_of(state.config, "snapshot.resume"))
     repo = None if name is None else NAMED_REPO.fullmatch(name)
     return None if repo is None else repo[2]
-
-
-def _results(state: RunState, name: str, dataset: str) -> list[huggingface_hub.EvalResult] | None:
-    """The lowest held-out loss of the run, as the Hub lists results."""
-    if (loss := state.best_loss) is None:
-        return None
-    unit, per_byte = token_unit(state.data), bits_per_byte(state.data, loss)
-    figures = {f"nats per {unit}": loss, "bits per byte": per_byte}
-    return [
-        huggingface_hub.EvalResult(
-            task_type="text-generation",
-            task_name="Text generation",
-            dataset_type=dataset,
-            dataset_name=f"{name}, held out",
-            metric_type="loss",
-            metric_name=f"lowest held-out loss, {unit}",
-            metric_value=round(figure, 4),
-        )
-        for unit, figure in figures.items()
-        if figure is not None
-    ]
 
 
 def _facts(state: RunState, shape: ModelConfig) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from snapshot.disk.folder import LARGEST_STEP, MANIFEST, parse_json
 from snapshot.errors import SnapshotError
@@ -22,8 +21,6 @@ FOLDER = re.compile(rf"({SNAPSHOTS}/step-([0-9]{{8,13}})-([0-9a-z]{{1,8}}))/[^/]
 """A file of a snapshot: its folder, the step, and the beginning of the attempt's id."""
 LARGEST_GENERATION = 10**9
 WRITTEN_BY_010 = "was written by 0.1.0: train on from its weights"
-LONGEST_NAME = 80
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Latest:
     folder: str
     manifest_sha256: str
     machine: str = ""
-    """The name of the attempt's machine."""
+    """The name of the attempt's machine. Untrusted, as all texts here are."""
     time: str = ""
     """When this was written, UTC by that machine's clock. Nothing is decided by it."""
     best_step: int = 0
@@ -84,30 +81,16 @@ def read_latest(file: bytes, name: str) -> Latest:
     if not valid or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
         raise SnapshotError(f"{LATEST} of {name} is not one of this project's")
     latest = Latest(**{field: content[field] for field in names})
-    if best_in({"step": latest.best_step, "loss": latest.best_loss}) is None:
-        latest = latest.without_best()
-    written = latest.time if TIME.fullmatch(latest.time) else ""
-    return replace(latest, machine=machine_name(latest.machine), time=written)
+    # What is below all losses, or cannot be compared, would stay the best for good.
+    loss = -1.0 if latest.best_loss is None else latest.best_loss
+    has_best = 0 < latest.best_step <= LARGEST_STEP and 0 <= loss <= sys.float_info.max
+    return latest if has_best else latest.without_best()
 
 
 def latest_as_bytes(latest: Latest) -> bytes:
     """The content of `latest.json`."""
     content = {"format_version": FORMAT_VERSION, **asdict(latest)}
     return (json.dumps(content, indent=2) + "\n").encode()
-
-
-def best_in(content: object) -> tuple[int, float] | None:
-    """Step and held-out loss of the best snapshot, from untrusted JSON; None if it names none."""
-    if not isinstance(content, dict):
-        return None
-    step: Any = content.get("step")
-    loss: Any = content.get("loss")
-    if type(step) is not int or type(loss) not in (int, float):
-        return None
-    # What is below all losses, or cannot be compared, would stay the best for good. An integer of
-    # JSON may be larger than any float.
-    valid = 0 < step <= LARGEST_STEP and 0 <= loss <= sys.float_info.max
-    return (step, float(loss)) if valid else None
 
 
 def remote_folder(step_name: str, attempt_id: str) -> str:
@@ -135,11 +118,6 @@ def remote_step(folder: str) -> int:
 def attempt_in(folder: str) -> str:
     """The beginning of the attempt's id in `snapshots/step-00000100-3f2a1b2c`."""
     return folder.rpartition("-")[2]
-
-
-def machine_name(name: str) -> str:
-    """A machine's name in letters that mean nothing in a table of Markdown."""
-    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[:LONGEST_NAME]
 
 
 def utc(seconds: float | None = None) -> str:
