@@ -14,7 +14,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.subwords import load_tokenizer
-from data.tokenizer import TOKENIZER_FILES
+from data.tokenizer import FIXED_SETTINGS, TOKENIZER_FILES
 from data.tokenizer_files import END_ID, GENERATION, model_settings
 from model.family import ModelConfig
 from model.layout import Shape
@@ -29,7 +29,6 @@ from snapshot.disk.model import (
     prefix_of,
     read_adapters,
     read_config,
-    trains_adapters,
 )
 from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.disk.tensors import kept_in, written_as, wrong_counts
@@ -71,19 +70,16 @@ def _check_counts(folder: Path, kept: Iterable[str], state: RunState) -> None:
 
 def _check_what_is_saved(folder: Path, config: dict[str, Any]) -> None:
     """Raise SnapshotError unless all weights or adapters are there, as configured."""
-    adapters = read_adapters(folder)
-    if (adapters is not None) != trains_adapters(config):
-        raise SnapshotError(f"{folder} holds other weights than its {STATE} says")
-    if adapters is None:
-        return
-    lora = adapters.lora
-    alpha = value_of(config, "model.lora_alpha") or 2 * lora.rank
-    if lora.rank != value_of(config, "model.lora_rank") or lora.alpha != alpha:
-        raise SnapshotError(f"{folder} has other adapters than its {STATE} says")
-    targets = value_of(config, "model.lora_targets")
-    is_list = isinstance(targets, list)
-    if targets and (not is_list or sorted(map(str, targets)) != list(lora.targets)):
-        raise SnapshotError(f"{folder} has adapters of other layers than its {STATE} says")
+    adapters, rank = read_adapters(folder), value_of(config, "model.lora_rank")
+    lora = None if adapters is None else adapters.lora
+    is_right = (lora is None) == (rank is None)
+    if lora is not None:
+        alpha, targets = (value_of(config, f"model.lora_{key}") for key in ("alpha", "targets"))
+        is_right = is_right and (lora.rank, lora.alpha) == (rank, alpha or 2 * lora.rank)
+        named = sorted(map(str, targets)) if isinstance(targets, list) else targets
+        is_right = is_right and (not targets or named == list(lora.targets))
+    if not is_right:
+        raise SnapshotError(f"{folder} holds other weights or adapters than its {STATE} says")
 
 
 def check_model(folder: Path) -> ModelConfig:
@@ -140,29 +136,25 @@ def _check_tokenizer(folder: Path, vocab_size: int) -> None:
 
     What a tokenizer_config.json may say is checked where it is loaded; it names no code.
     """
-    if read_json(folder / TOKENIZER_FILES[2]) != {}:
-        raise SnapshotError(
-            f"{folder / TOKENIZER_FILES[2]} has entries that no tokenizer here needs"
-        )
-    settings = read_json(folder / TOKENIZER_FILES[1])
-    known = {"tokenizer_class", "clean_up_tokenization_spaces"}
-    subwords = isinstance(settings, dict) and "eos_token" in settings
-    if not subwords and (not isinstance(settings, dict) or not set(settings) <= known):
-        raise SnapshotError(
-            f"{folder / TOKENIZER_FILES[1]} has entries that no tokenizer here needs"
-        )
-    path = folder / TOKENIZER_FILES[0]
+    path, settings_path, map_path = (folder / name for name in TOKENIZER_FILES)
     with readable(path):
         if (size := path.stat().st_size) > LARGEST_TOKENIZER_BYTES:
             raise SnapshotError(f"{path} has {size:,} bytes; no tokenizer is that large")
-    if not subwords:
+    settings = read_json(settings_path)
+    has_subwords = isinstance(settings, dict) and "eos_token" in settings
+    is_known = {
+        map_path: read_json(map_path) == {},
+        settings_path: has_subwords or settings == FIXED_SETTINGS,
+    }
+    if unknown := next((file for file, known in is_known.items() if not known), None):
+        raise SnapshotError(f"{unknown} has entries that no tokenizer here needs")
+    if not has_subwords:
         read_json(path)  # raises if it is too large
     try:
         tokenizer = load_tokenizer(folder)
     except DataError as error:
         raise SnapshotError(str(error)) from error
-    size = tokenizer.vocab_size
-    if size > vocab_size:  # a model of the Hub may have more rows than its tokenizer has tokens
+    if (size := tokenizer.vocab_size) > vocab_size:  # a model may have more rows than tokens
         raise SnapshotError(
             f"{folder}: the tokenizer has {size} {tokenizer.unit}s, not {vocab_size}"
         )
