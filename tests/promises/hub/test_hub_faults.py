@@ -31,7 +31,6 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_store
 from store.errors import StoreUnreachable
-from store.fetch import INFERENCE, fetch_newest, read_store
 from store.hub import Hub
 from store.uploader import Uploader
 from training.distributed.processes import USER_MISTAKES, exit_code_for
@@ -100,45 +99,27 @@ LIMIT = {"ratelimit": '"api";r=0;t=1', "ratelimit-policy": '"fixed window";"api"
 FAULTS = {
     "connections refused": [("*", "refuse", {"after": 12, "times": 2})],
     "connections refused until the client gives up": [("*", "refuse", {"after": 21, "times": 6})],
-    "a hang before the contents": [("preupload", "hang", {"after": 1})],
     "a hang in the contents": [("xorb", "hang", {"after": 1})],
-    "a hang of the token for the contents": [("xet-write-token", "hang", {"after": 1})],
     "a hang after the contents": [("shard", "hang", {"after": 1})],
-    "a hang of the commit": [("commit", "hang", {"after": 1})],
-    "a hang of the head": [("info", "hang", {"after": 2})],
     "a reset in the middle of a content": [("xorb", "reset", {"after": 1})],
     "the answer to the contents lost": [("xorb", "lost-answer", {}), ("shard", "lost-answer", {})],
-    "the storage refuses connections": [("xorb", "refuse", {"times": 3})],
-    "500 on the contents": [("xorb", "status", {"status": 500, "times": 8})],
-    "503 after the contents": [("shard", "status", {"status": 503, "times": 8})],
     "401, the storage's token is not taken": [("xorb", "status", {"status": 401})],
     "403 on the contents": [("xorb", "status", {"status": 403, "after": 1})],
     "507, the storage is full": [("xorb", "status", {"status": 507, "times": 8})],
-    "503 for the storage's token": [("xet-write-token", "status", {"status": 503, "times": 8})],
-    "a reset in the middle of the commit": [("commit", "reset", {"after": 1})],
     "500 before the commit": [("commit", "status", {"status": 500, "times": 2})],
-    "503 before the commit": [("commit", "status", {"status": 503})],
-    "a hang of the listing": [("tree", "hang", {"after": 1})],
     "a wait of ten years asked for": [
         ("xorb", "status", {"status": 429, "headers": {"Retry-After": "315360000"}})
     ],
-    "500 on the listing": [("tree", "status", {"status": 500, "after": 1})],
     "the answer to a commit lost": [("commit", "lost-answer", {"times": 2})],
     "a commit applied and answered with 500": [("commit", "lost-answer", {"status": 500})],
     "409, another commit is running": [("commit", "status", {"status": 409, "times": 2})],
-    "412, a stale parent": [("commit", "status", {"status": 412, "times": 2})],
     "429 with a time, on the commit": [
         ("commit", "status", {"status": 429, "headers": {"Retry-After": "1"}, "times": 2})
     ],
-    "429 without a time, on the commit": [("commit", "status", {"status": 429})],
     "429 on the contents": [("xorb", "status", {"status": 429, "headers": LIMIT})],
-    "429 for the storage's token": [
-        ("xet-write-token", "status", {"status": 429, "headers": LIMIT})
-    ],
     "403, the storage is full": [
         ("commit", "status", {"status": 403, "message": "quota exceeded", "after": 1})
     ],
-    "404 on the contents": [("preupload", "status", {"status": 404, "after": 1})],
     "a stale head on reads": [("info", "stale-head", {"after": 2, "times": 3})],
     "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
     "a Hub that knows no cards": [("validate-yaml", "status", {"status": 404, "times": None})],
@@ -193,30 +174,14 @@ def each(faults: dict, quick: set[str]) -> list:
 # The client itself waits 1, 2, 4, 8 and 8 seconds before it gives up.
 SLOW = {"connections refused until the client gives up": [pytest.mark.slow]}
 ALIKE = {  # others of the same storage, or of the same kind, stay
-    "412, a stale parent",
-    "429 without a time, on the commit",
-    "500 on the listing",
-    "503 before the commit",
     "a commit applied and answered with 500",
     "a hang in the contents",
-    "a hang of the commit",
-    "a hang of the head",
-    "a reset in the middle of the commit",
     "a stale head on reads",
     "a wait of ten years asked for",
-    "404 on the contents",
     "429 on the contents",
-    "a hang of the token for the contents",
-    "a hang of the listing",
-    "a hang before the contents",
     "a hang after the contents",
     "the answer to the contents lost",
-    "the storage refuses connections",
-    "500 on the contents",
-    "503 after the contents",
     "507, the storage is full",
-    "503 for the storage's token",
-    "429 for the storage's token",
 }
 
 
@@ -232,15 +197,6 @@ def test_a_fault_costs_no_step_and_no_snapshot(near_hub, finished_run, tmp_path,
 def test_a_fault_of_a_hub_without_xet_costs_no_snapshot(near_hub, finished_run, tmp_path, name):
     faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in WITHOUT_XET[name]]
     uploaded_through(near_hub, finished_run, tmp_path, faults)
-
-
-@pytest.mark.parametrize("near_hub", ["without Xet"], indirect=True)
-def test_500_on_a_part_of_a_large_content(near_hub, finished_run, tmp_path):
-    near_hub.multipart_above, near_hub.part_bytes = 50_000, 20_000
-    part = near_hub.fault("part", "status", status=500, after=1)
-    complete = near_hub.fault("complete", "status", status=500, after=1)
-    uploaded_through(near_hub, finished_run, tmp_path, [part, complete])
-    assert near_hub.count("part") > 3
 
 
 def test_while_the_hub_hangs_the_loop_does_not_wait(near_hub, finished_run):
@@ -297,41 +253,6 @@ def test_a_download_that_fails_once_is_made_again(near_hub, finished_run, tmp_pa
     assert begun.warnings == ()
     assert manifest_sha256(begun.folder) == manifest_sha256(runs.snapshot(finished_run, 10))
     assert [path.name for path in begun.folder.parent.iterdir()] == ["step-00000010"]
-
-
-@pytest.mark.parametrize("kind", ["reset", "corrupted"])
-def test_a_download_for_sampling_that_fails_once_is_made_again(
-    near_hub, finished_run, tmp_path, monkeypatch, kind
-):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
-    fault, begun = near_hub.fault("xorb-get", kind), time.monotonic()
-    folder = fetch_newest(read_store(Hub(hubs.REPO, 1.0)), wanted=INFERENCE).path
-    weights = (folder / "model.safetensors").read_bytes()
-    assert fault.hits
-    assert weights == (runs.snapshot(finished_run, 10) / "model.safetensors").read_bytes()
-    assert time.monotonic() - begun < 10
-
-
-@pytest.mark.parametrize("near_hub", ["without Xet"], indirect=True)
-@pytest.mark.parametrize("kind", ["truncated", "corrupted", "reset"])
-@pytest.mark.thorough
-def test_a_download_without_xet_that_fails_once_is_made_again(
-    near_hub, finished_run, tmp_path, kind
-):
-    test_a_download_that_fails_once_is_made_again(
-        near_hub, finished_run, tmp_path, "blob-get", kind
-    )
-
-
-@pytest.mark.thorough
-def test_a_run_whose_download_fails_once_resumes_all_the_same(finished_run, small, tmp_path, hub):
-    hubs.seed(hub, runs.snapshot(finished_run, 10))
-    fault = hub.fault("xorb-get", "truncated")
-    result = runs.train(*like(finished_run, small, tmp_path / "b"), **hub.environment())
-    assert fault.hits
-    assert_uploaded(hub, result)
-    assert runs.metrics(tmp_path / "b")[0]["step"] == 11
 
 
 @pytest.mark.thorough
@@ -625,9 +546,6 @@ def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
     "name",
     [
         "an unknown token",
-        # The same sentences as in the test before, and the same way to the console.
-        pytest.param("a public repo", marks=pytest.mark.slow),
-        pytest.param("a repo of something else", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub, name):
@@ -639,19 +557,6 @@ def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub, n
     assert "Traceback" not in result.stderr
     assert "step 1/" not in result.stdout
     assert_no_secrets(result)
-
-
-def test_a_public_repo_is_taken_where_that_is_allowed(near_hub, finished_run, tmp_path):
-    other_repos(near_hub)
-    public = hubs.store(1.0, "me/public", private=False)
-    assert (
-        newest_of_disk_and_store(public, Start(None, None, ""), tmp_path / "snapshots").contents
-        is not None
-    )
-    uploads = hubs.uploader(Hub("me/public", 1.0), private=False)
-    offer(uploads, runs.snapshot(finished_run, 30))
-    assert uploads.flush(30), uploads.status()
-    assert hubs.step_of(near_hub, "me/public") == STEPS
 
 
 @pytest.mark.thorough
@@ -732,21 +637,3 @@ def test_the_other_processes_wait_for_the_last_upload(small, tmp_path, hub):
     words = overrides(small, tmp_path / "run", "snapshot.every=30", *short)
     result = runs.run(runs.launch_command(file, *words), **hub.environment())
     assert_uploaded(hub, result)
-
-
-@pytest.mark.slow
-def test_a_run_that_began_without_the_hub_finds_it_later(small, tmp_path, hub):
-    """The repo is made when the Hub is back, in the middle of the run."""
-    alone = [*small, f"run.dir={tmp_path / 'run'}", "train.max_steps=10"]
-    assert runs.train(*alone).returncode == 0
-    hub.down()
-    longer = ["train.max_steps=200", "snapshot.every=20", "train.eval_every=200"]
-    words = overrides(small, tmp_path / "run", *longer)
-    with paced(runs.command(*words), **hub.environment()) as (process, lines):
-        said = read_until(lines, "step 50/")
-        hub.up()
-        said += lines
-        assert process.wait(60) == 0, process.stderr.read()
-    assert f"{hubs.REPO} has step 200" in "".join(said)
-    assert hub.repo(hubs.REPO).private
-    hubs.assert_always_whole(hub)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from huggingface_hub import constants, scan_cache_dir
+from huggingface_hub import constants
 
 import hubs
 import runs
@@ -66,23 +66,6 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_weights_of_several_commits_are_cached_once(hub, finished_run, tmp_path):
-    folders = []
-    for step in (10, 20):
-        hubs.put(hub, runs.snapshot(finished_run, 30), step)
-        folders.append(fetch_newest(read_store(Hub(hubs.REPO)), wanted=INFERENCE).path)
-    names = ["step-00000010-attempt", "step-00000020-attempt"]
-    assert [folder.name for folder in folders] == names
-    weights = {(folder / "model.safetensors").resolve() for folder in folders}
-    assert len(weights) == 1
-    (kept,) = scan_cache_dir(tmp_path / "cache").repos
-    assert kept.repo_id == hubs.REPO
-    assert len(kept.revisions) == 2
-    size = sum(path.stat().st_size for path in runs.snapshot(finished_run, 30).iterdir())
-    assert kept.size_on_disk < size
-
-
-@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json"])
 def test_a_damaged_file_in_the_cache_is_downloaded_again(hub, finished_run, name):
     hubs.put(hub, runs.snapshot(finished_run, 30), 30)
@@ -95,18 +78,6 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(hub, finished_run, name
         file.resolve().write_bytes(damage(sound))
         assert fetch_newest(read_store(Hub(hubs.REPO)), wanted=INFERENCE).path / name == file
         assert file.read_bytes() == sound
-
-
-@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_damage_on_the_hub_itself_falls_back_to_the_one_before(hub, finished_run):
-    hubs.put(hub, runs.snapshot(finished_run, 30), 10, 20)
-    path = "snapshots/step-00000020-attempt/config.json"
-    repo = hub.repo(hubs.REPO)
-    hub.commit_files(hubs.REPO, {path: repo.read(repo.head, path).replace(b"32", b"23")})
-    assert (
-        fetch_newest(read_store(Hub(hubs.REPO)), wanted=INFERENCE).path.name
-        == "step-00000010-attempt"
-    )
 
 
 @pytest.mark.parametrize(
@@ -135,20 +106,6 @@ def test_a_takeover_during_an_upload_ends_it_before_its_commit(hub, finished_run
     assert hub.count("commit") == 0
 
 
-@pytest.mark.parametrize("hub", [Deviations(parent_ignored=True), ALL], indirect=True)
-def test_somebody_s_own_file_that_comes_during_an_upload_stays(hub, finished_run):
-    hub.create(hubs.REPO)
-    edit = {"NOTES.md": b"mine"}
-    uploads = hubs.uploader(
-        hub=hubs.Interrupted(hubs.REPO, lambda: hub.commit_files(hubs.REPO, edit))
-    )
-    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
-    assert uploads.flush(30)
-    assert hubs.step_of(hub) == 30
-    repo = hub.repo(hubs.REPO)
-    assert repo.read(repo.head, "NOTES.md") == b"mine"
-
-
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run, monkeypatch):
     hub.create(hubs.REPO)
@@ -166,7 +123,7 @@ def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run, m
     assert uploads.flush(30), uploads.status()
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+@pytest.mark.parametrize("status", [403, 503])
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_a_server_that_is_down_is_not_taken_for_one_without_xet(hub, finished_run, status):
     hub.create(hubs.REPO)
@@ -219,21 +176,6 @@ def test_a_fault_is_one_warning_and_a_word_in_the_progress(hub, finished_run, mo
     assert uploads.flush(30)
     assert uploads.status().as_words().startswith("hub at step 30, 0:")
     assert uploads.messages() == []
-
-
-@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_what_the_client_refuses_to_send_is_no_outage(hub, finished_run, monkeypatch):
-    def refuse(*_, **__) -> None:
-        raise ValueError("`parent_commit` is not a valid commit OID")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", refuse)
-    hub.create(hubs.REPO)
-    uploads = hubs.uploader()
-    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
-    assert not uploads.flush(60)
-    (message,) = uploads.messages()
-    assert "uploads wait: the server does not do what the Hub does (ValueError: " in message
-    assert "`parent_commit` is not a valid commit OID" in message
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)

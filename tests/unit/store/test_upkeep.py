@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from loopback_hub import LoopbackHub
 from many_snapshots import copied
 from snapshot.disk.state import read_state
 from store.attempt import Best, Card
-from store.fetch import read_store
 from store.hub import Hub
 from store.records import METRICS
 from store.uploader import Uploader
@@ -274,26 +272,6 @@ def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, snapshot_of)
     assert "the best snapshot is not uploaded" in message
     assert hubs.seen().best_step == 0
     assert hubs.step_of(near_hub) == 3
-
-
-@pytest.mark.parametrize(
-    "lost",
-    [{"delete": ["snapshots/step-00000001-attempt/"]}, {"loss": float("nan")}, {"loss": -1.0}],
-)
-def test_a_best_snapshot_that_the_repo_has_not_is_none(near_hub, snapshot_of, lost):
-    """Or the next best one would have to be better than a loss that no snapshot has."""
-    near_hub.create(hubs.REPO)
-    upload(hubs.uploader(), snapshot_of(2), best=Best(1, 2.0, snapshot_of(1)))
-    hub = Hub(hubs.REPO, 5.0)
-    assert (read_store(hub).latest.best_step, read_store(hub).latest.best_loss) == (1, 2.0)
-    changed = {**hubs.latest(near_hub), "best_loss": lost.get("loss", 2.0)}
-    files = {"latest.json": json.dumps(changed).encode()}
-    near_hub.commit_files(hubs.REPO, files, lost.get("delete", ()))
-    seen = read_store(hub).latest
-    assert (seen.step, seen.best_step, seen.best_loss) == (2, 0, None)
-    later = hubs.uploader(attempt_id="b", seen=seen)
-    upload(later, snapshot_of(3), best=Best(3, 5.0, snapshot_of(3)))
-    assert hubs.latest(near_hub)["best_step"] == 3
 
 
 @pytest.mark.thorough
