@@ -72,29 +72,6 @@ class Contents:
             partial.replace(self.path(sha256))
             self._large.add(sha256)
 
-    def receive_part(self, upload: str, number: int, blocks: Iterable[bytes]) -> str:
-        """Keep one part of a large content; its ETag. A part may come again."""
-        found = hashlib.md5(usedforsecurity=False)
-        partial = self._write(blocks, found)
-        partial.replace(self._part(upload, number, found.hexdigest()))
-        return found.hexdigest()
-
-    def complete(self, sha256: str, upload: str, etags: list[str]) -> bool:
-        """Put the parts together; False where that was done before."""
-        with self._lock:
-            parts = [self._part(upload, number, etag) for number, etag in enumerate(etags, 1)]
-            if missing := [part.name for part in parts if not part.is_file()]:
-                if sha256 in self._large:
-                    return False
-                raise Refusal(400, f"There is no part {missing[0]}", "InvalidPart")
-            self.receive(sha256, (block for part in parts for block in blocks_of(part)))
-            for part in self._incoming.glob(f"{upload}-*"):
-                part.unlink()
-            return True
-
-    def _part(self, upload: str, number: int, etag: str) -> Path:
-        return self._incoming / f"{upload}-{number:05d}-{etag}"
-
     def _write(self, blocks: Iterable[bytes], found: hashlib._Hash) -> Path:
         partial = self._incoming / uuid.uuid4().hex
         try:

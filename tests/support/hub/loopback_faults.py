@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 ENDPOINTS = frozenset(
     {
-        *("whoami", "create", "delete", "info", "preupload", "batch", "put", "part", "complete"),
+        *("whoami", "create", "delete", "info", "preupload", "batch", "put"),
         *("verify", "commit", "tree", "paths-info", "resolve-head", "resolve-get", "blob-get"),
         *("refs", "commits", "branch", "tag", "validate-yaml"),
         *("lfs-delete", "bucket-create", "bucket-info", "bucket-tree", "bucket-batch"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from base64 import b64decode
-from math import ceil
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +14,6 @@ from loopback_contents import Refusal
 from loopback_messages import Answer, Call, Stretch, error_answer, json_answer
 from loopback_routes import (
     BLOBS,
-    HUB,
     Routes,
     as_date,
     commit_meant,
@@ -64,16 +61,13 @@ def _batch(call: Call) -> Answer:
     wanted = call.body.json()
     if wanted["operation"] != "upload" or wanted.get("hash_algo", "sha256") != "sha256":
         raise Refusal(400, "Only uploads by sha256 are known here")
-    may_be_in_parts = "multipart" in wanted["transfers"]
-    objects = [_instructions(call, repo, found, may_be_in_parts) for found in wanted["objects"]]
+    objects = [_instructions(call, repo, found) for found in wanted["objects"]]
     answer = json_answer({"transfer": "basic", "objects": objects})
     answer.headers["Content-Type"] = LFS_JSON
     return answer
 
 
-def _instructions(
-    call: Call, repo: Repo, wanted: dict[str, Any], may_be_in_parts: bool
-) -> dict[str, Any]:
+def _instructions(call: Call, repo: Repo, wanted: dict[str, Any]) -> dict[str, Any]:
     """How to upload one content; without actions where it is there."""
     oid, size, hub = wanted["oid"], wanted["size"], call.hub
     if not re.fullmatch("[0-9a-f]{64}", oid):
@@ -81,14 +75,6 @@ def _instructions(
     if repo.contents.size_of_large(oid) is not None:
         return {"oid": oid, "size": size}
     upload: dict[str, Any] = {"href": hub.signed(BLOBS, "PUT", f"/upload/{repo.id}/{oid}")}
-    if may_be_in_parts and size >= hub.multipart_above:
-        name = uuid.uuid4().hex
-        parts = {
-            str(number): hub.signed(BLOBS, "PUT", f"/part/{repo.id}/{oid}/{name}/{number}")
-            for number in range(1, ceil(size / hub.part_bytes) + 1)
-        }
-        done = hub.signed(HUB, "POST", f"/api/complete-multipart/{repo.id}/{oid}/{name}")
-        upload = {"href": done, "header": {"chunk_size": str(hub.part_bytes), **parts}}
     verify = {"href": f"{hub.endpoint}/{repo.id}.git/info/lfs/objects/verify"}
     return {"oid": oid, "size": size, "actions": {"upload": upload, "verify": verify}}
 
@@ -99,28 +85,6 @@ def _put(call: Call) -> Answer:
     repo.contents.receive(oid, call.body.blocks())
     call.hub.received(oid)
     return Answer()
-
-
-@ROUTES.answers("part", "PUT", "/part/{repo}/{oid}/{upload}/{number}", BLOBS)
-def _part(call: Call) -> Answer:
-    repo = _signed_repo(call)
-    number = int(call.names["number"])
-    etag = repo.contents.receive_part(call.names["upload"], number, call.body.blocks())
-    return Answer(headers={"ETag": f'"{etag}"'})
-
-
-@ROUTES.answers("complete", "POST", "/api/complete-multipart/{repo}/{oid}/{upload}")
-def _complete(call: Call) -> Answer:
-    repo, oid = _signed_repo(call), call.names["oid"]
-    done = call.body.json()
-    if done["oid"] != oid or [part["partNumber"] for part in done["parts"]] != [
-        number for number, _ in enumerate(done["parts"], start=1)
-    ]:
-        raise Refusal(400, "These are not the parts of this content")
-    etags = [part["etag"].strip('"') for part in done["parts"]]
-    if repo.contents.complete(oid, call.names["upload"], etags):
-        call.hub.received(oid)
-    return json_answer({"success": True})
 
 
 @ROUTES.answers("verify", "POST", "/{repo}.git/info/lfs/objects/verify")

@@ -80,9 +80,6 @@ class LoopbackHub:
         self.deviations = deviations or Deviations()
         self.latency = (0.0, 0.0)
         """Seconds added to each request, from and to."""
-        self.multipart_above = 5 * 10**9
-        """Bytes from which a file is uploaded in parts."""
-        self.part_bytes = 16 << 20
         self.bytes_per_second = math.inf
         """What all connections carry together, bodies of requests and of answers."""
         self._free_at = 0.0
