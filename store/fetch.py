@@ -19,6 +19,7 @@ from common.retries import with_retries
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.folder import (
     MANIFEST,
+    TEMPORARY_PREFIX,
     atomic_folder,
     folder_name,
     make_way,
@@ -32,8 +33,8 @@ from store.errors import NoFile, NoRevision
 from store.latest import FOLDER, WRITTEN_BY_010, Latest, folders_in, remote_step
 from store.store import BRANCH, LARGEST_MANIFEST_BYTES, Head, RemoteFile, Store
 
-PARTIAL = ".download"
-"""The folder of an unfinished download, below the snapshots."""
+PARTIAL = f"{TEMPORARY_PREFIX}download"
+"""The folder of an unfinished download, below the snapshots. A start removes it."""
 ALL = re.compile(r".+")
 INFERENCE = re.compile(r"(?!optimizer).+")
 SMALL = re.compile(r".+(?<!\.safetensors)")
@@ -173,9 +174,9 @@ def fetch(
 ) -> Path:
     """Download the `wanted` files of a snapshot and verify them; returns their folder here.
 
-    All of it becomes a snapshot of `root`. A part of it stays in a hidden folder of `root`, from
-    which a later fetch continues; without `root`, in a cache. For a run that wants to resume,
-    `refuse` may raise OtherRun for its state, before anything else is downloaded.
+    All of it becomes a snapshot of `root`. A part of it stays in a hidden folder of `root`, which a
+    start removes; without `root`, in a cache. For a run that wants to resume, `refuse` may raise
+    OtherRun for its state, before anything else is downloaded.
 
     Raises SnapshotError if it is not valid even when it is downloaded again, DiskFault if this disk
     refuses it, StoreError if the download fails.
@@ -189,11 +190,11 @@ def fetch(
         with atomic_folder(root, final.name, make_way) as building:
             for path in here.iterdir():
                 path.rename(building / path.name)
-        remove_partial(root)
+        remove_folder(root / PARTIAL)
         return final
-    except SnapshotError:
-        if root is not None:
-            remove_partial(root)
+    except SnapshotError:  # the next try must not continue it
+        if target is not None and target.exists():
+            remove_folder(target)
         raise
     except OSError as error:
         remedy = "Free some space there" if is_full(error) else "Make that folder writable"
@@ -201,12 +202,6 @@ def fetch(
             f"{folder} of {contents.name} cannot be written to {root or _cache_of(contents)}: "
             f"{error.strerror}. {remedy}."
         ) from error
-
-
-def remove_partial(root: Path) -> None:
-    """Remove an unfinished download, which the next download would otherwise continue."""
-    if (root / PARTIAL).exists():
-        remove_folder(root / PARTIAL)
 
 
 def _download(

@@ -85,7 +85,7 @@ def test_a_start_that_is_killed_after_its_first_line_may_start_again(tmp_path):
 def test_what_a_run_has_left_at_any_moment_is_its_own(finished_run, tmp_path):
     """Also one that was killed early, or copied in part."""
     begun = tmp_path / "begun"  # as a start that is killed leaves it
-    (begun / "snapshots" / ".download").mkdir(parents=True)
+    (begun / "snapshots" / ".tmp-download").mkdir(parents=True)
     for name in (".lock", "metrics.jsonl", "config.yaml"):
         put(begun / name, "")
     put(begun / "exit_code", "2\n")

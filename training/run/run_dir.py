@@ -28,7 +28,6 @@ from snapshot.disk.folder import (
 )
 from snapshot.errors import SnapshotError
 from snapshot.start import has_steps
-from store.fetch import PARTIAL
 from store.records import METRICS
 from training.distributed.launcher import is_local_main_process, is_one_machine
 from training.distributed.processes import decided_by_main, is_on_any, run_on_all
@@ -43,8 +42,6 @@ EXIT_CODE, LOCK = "exit_code", ".lock"
 ATTEMPTS = "attempts.txt"
 """The ids of the attempts that uploaded from the directory, to compare with latest.json."""
 WRITTEN = (CONFIG_FILE, METRICS, ATTEMPTS, CURVES, TRACKERS, LOCK)
-HIDDEN = (TEMPORARY_PREFIX, PARTIAL)
-"""How the names of unfinished snapshots begin."""
 SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
 """Sections of the configuration since its first version."""
 LARGEST_CONFIG_BYTES = 1 << 20
@@ -66,7 +63,7 @@ def refuse_foreign(run_dir: Path) -> None:
     with suppress(OSError):  # reported when a file is created there
         # A start may be killed while it downloads.
         snapshots = snapshots_in(run_dir).iterdir()
-        paths += [path for path in snapshots if not path.name.startswith(HIDDEN)]
+        paths += [path for path in snapshots if not path.name.startswith(TEMPORARY_PREFIX)]
     for path in paths:
         raise ConfigError(
             f"run.dir={run_dir} holds {path.relative_to(run_dir)}, which no run of this project "

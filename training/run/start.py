@@ -28,7 +28,6 @@ from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
 from snapshot.source import find
 from snapshot.start import Start, choose_start
-from store.fetch import remove_partial
 from training.distributed.launcher import is_one_machine
 from training.distributed.processes import (
     decided_by_main,
@@ -153,7 +152,6 @@ def remove_downloads(config: Config, lock: RunLock) -> None:
     run_dir = Path(config.run.dir)
     try:
         remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
-        remove_partial(snapshots_in(run_dir))  # a download that this start did not need
     except OSError as error:
         raise not_writable(run_dir, error) from error
 
