@@ -52,7 +52,7 @@ def test_the_status_of_a_store(url, finished_run, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "run       11111111 in " in said
     assert "attempt   aaaaaaaa, generation 1" in said
-    assert "machine   my-laptop-\n" in said
+    assert "machine   my laptop|\n" in said
     assert "step      10 is the newest there" in said
     assert " UTC, 0:0" in said
 

@@ -15,7 +15,6 @@ from loopback_messages import Answer, Call, Stretch, error_answer, json_answer
 from loopback_routes import (
     BLOBS,
     Routes,
-    as_date,
     commit_meant,
     lfs_of,
     page,
@@ -164,8 +163,7 @@ def _tree(call: Call) -> Answer:
     }
     if not _is_true(call, "recursive"):
         names = {name for name in names if "/" not in name}
-    expand = _is_true(call, "expand")
-    return page(call, [_line(call, repo, commit, inside + name, expand) for name in sorted(names)])
+    return page(call, [_line(call, repo, commit, inside + name) for name in sorted(names)])
 
 
 @ROUTES.answers("paths-info", "POST", "/api/models/{repo}/paths-info/{revision}")
@@ -173,17 +171,16 @@ def _paths_info(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
     form = call.form()
-    expand = form.get("expand") == ["true"]
     folders = {path[:at] for path in commit.files for at, sign in enumerate(path) if sign == "/"}
     there = [path for path in form.get("paths", []) if path in commit.files or path in folders]
-    return json_answer([_line(call, repo, commit, path, expand) for path in there])
+    return json_answer([_line(call, repo, commit, path) for path in there])
 
 
 def _is_true(call: Call, name: str) -> bool:
     return call.query.get(name, [""])[0].lower() in ("true", "1")
 
 
-def _line(call: Call, repo: Repo, commit: Commit, path: str, expand: bool) -> dict[str, Any]:
+def _line(call: Call, repo: Repo, commit: Commit, path: str) -> dict[str, Any]:
     """A file or a folder in a listing."""
     line: dict[str, Any] = {"type": "directory", "path": path, "size": 0}
     if entry := commit.files.get(path):
@@ -194,9 +191,6 @@ def _line(call: Call, repo: Repo, commit: Commit, path: str, expand: bool) -> di
                 line["xetHash"] = found
     else:
         line["oid"] = repo.oid_of_folder(commit, path)
-    if expand:
-        last = repo.last_change(commit, path)
-        line["lastCommit"] = {"id": last.id, "title": last.title, "date": as_date(last.date)}
     return line
 
 

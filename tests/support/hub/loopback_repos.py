@@ -11,8 +11,6 @@ from loopback_routes import (
     Routes,
     as_date,
     commit_meant,
-    lfs_of,
-    page,
     readable,
     user_of,
     writable,
@@ -83,12 +81,6 @@ def _info(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
     siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(commit.files)]
-    if "blobs" in call.query:
-        for sibling in siblings:
-            entry = commit.files[sibling["rfilename"]]
-            sibling.update(size=entry.size, blobId=entry.git_oid)
-            if entry.is_lfs:
-                sibling["lfs"] = {**lfs_of(call, entry), "sha256": entry.sha256}
     return json_answer(
         {
             "id": repo.id,
@@ -127,22 +119,6 @@ def _refs(call: Call) -> Answer:
     return json_answer({**refs, "converts": []})
 
 
-@ROUTES.answers("commits", "GET", "/api/models/{repo}/commits/{revision}")
-def _commits(call: Call) -> Answer:
-    repo = readable(call)
-    lines = [
-        {
-            "id": commit.id,
-            "title": commit.title,
-            "message": commit.message,
-            "authors": [{"user": commit.author}],
-            "date": as_date(commit.date),
-        }
-        for commit in repo.history(commit_meant(call, repo))
-    ]
-    return page(call, lines)
-
-
 @ROUTES.answers("branch", "POST", "/api/models/{repo}/branch/{branch}")
 def _create_branch(call: Call) -> Answer:
     repo, _ = writable(call)
@@ -150,24 +126,10 @@ def _create_branch(call: Call) -> Answer:
     return json_answer({})
 
 
-@ROUTES.answers("branch", "DELETE", "/api/models/{repo}/branch/{branch}")
-def _delete_branch(call: Call) -> Answer:
-    repo, _ = writable(call)
-    repo.delete_branch(call.names["branch"])
-    return json_answer({})
-
-
 @ROUTES.answers("tag", "POST", "/api/models/{repo}/tag/{revision}")
 def _create_tag(call: Call) -> Answer:
     repo, _ = writable(call)
     repo.create_tag(call.body.json()["tag"], call.names["revision"])
-    return json_answer({})
-
-
-@ROUTES.answers("tag", "DELETE", "/api/models/{repo}/tag/{tag}")
-def _delete_tag(call: Call) -> Answer:
-    repo, _ = writable(call)
-    repo.delete_tag(call.names["tag"])
     return json_answer({})
 
 

@@ -178,15 +178,6 @@ class Repo:
             commit = self._commits[commit.parent]
             yield commit
 
-    def last_change(self, commit: Commit, path: str) -> Commit:
-        """The newest commit, up to `commit`, that changed a file or something in a folder."""
-        now = _below(commit, path)
-        for earlier in self.history(commit):
-            if _below(earlier, path) != now:
-                break
-            commit = earlier
-        return commit
-
     def oid_of_folder(self, commit: Commit, path: str) -> str:
         """A name for what a folder of a commit holds."""
         below = {name: entry.git_oid for name, entry in _below(commit, path).items()}
@@ -230,28 +221,12 @@ class Repo:
                 raise Refusal(409, f"Reference already exists: {name}")
             self._move(name, self.resolve(start))
 
-    def delete_branch(self, name: str) -> None:
-        """Forget a branch, and the commits that only it leads to."""
-        with self._lock:
-            if name == MAIN:
-                raise Refusal(403, "The main branch cannot be deleted")
-            if self._branches.pop(name, None) is None:
-                raise Refusal(404, f"Invalid rev id: {name}", "RevisionNotFound")
-            self._see()
-
     def create_tag(self, name: str, revision: str) -> None:
         """A name for a commit."""
         with self._lock:
             if name in self._tags:
                 raise Refusal(409, f"Tag reference already exists: {name}")
             self._tags[name] = self.resolve(revision).id
-
-    def delete_tag(self, name: str) -> None:
-        """Forget a tag."""
-        with self._lock:
-            if self._tags.pop(name, None) is None:
-                raise Refusal(404, f"Invalid rev id: {name}", "RevisionNotFound")
-            self._see()
 
     def _change(self, files: dict[str, Entry], operation: Operation) -> None:
         if isinstance(operation, Delete):
