@@ -20,14 +20,16 @@ import torch
 from tqdm import tqdm
 
 from common.printable import printable
+from config.schema import DataConfig, is_streamed
 from config.stored import with_folders
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
-from data.corpus import Corpus, prepare_corpus
+from data.corpus import Corpus
 from data.errors import DataError, UnknownCharacter
 from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
+from data.reading.access import Access
 from data.reading.content import suffixes
-from data.streaming.streamed import parts_of
+from data.streaming.streamed import list_stream, parts_of
 from data.tokenizer import refuse_larger_than
 from model.family import parameter_count
 from model.generate import BrokenModel
@@ -42,7 +44,10 @@ from snapshot.command_line import (
 )
 from snapshot.named_model import NamedModel, find_model
 from training.run.stored_text import RunText, stored_config
+from training.run.text import open_text, revisions_of
 
+LARGEST_CACHE_BYTES = 10**15
+"""Nothing is removed from the cache for a few held-out rows."""
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
 OPTIONS = {
@@ -162,11 +167,15 @@ def text_for(
         raise DataError(f"{what}. Name a text with --source{named_by}.")
     own = None if is_whole(options) else run
     say: Say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
+    access = Access(Path(options.cache_dir), say)
     try:
-        if own is not None and own.state.stream is not None:
-            corpus = held_out_stream(named, own, options, say)
+        if own is None:
+            data = other_text(run, options, block_size)
+            corpus = open_text(data, named.folder, 0, access)
         else:
-            corpus = prepared_text(named, run, options, block_size, say)
+            data, revisions = text_of_run(named, own, options)
+            listings = list_stream(data, access, revisions) if is_streamed(data) else []
+            corpus = open_text(data, own.tokenizer, own.state.seed, access, listings)
     except DataError as error:
         message = str(error)
         for key, option in OPTIONS.items():
@@ -180,58 +189,53 @@ def text_for(
     return corpus
 
 
-def prepared_text(
-    named: NamedModel,
-    run: RunText | None,
-    options: argparse.Namespace,
-    block_size: int,
-    say: Say,
-) -> Corpus:
-    """A text on this disk or downloaded to it: all of it, or the part that the run holds out."""
-    source, column, fraction = options.source, "text", ALL_HELD_OUT
-    tokenizer: str | Path = named.folder
-    if run is not None and not is_whole(options):
-        column, fraction, tokenizer = run.data.text_column, run.data.val_fraction, run.tokenizer
-        block_size = run.data.block_size  # of which the split holds out a whole number
-        if source is None:
-            source = run.data.source
-            refuse_unopened(named, source, f"add --source {source} --held-out")
-    return prepare_corpus(
-        source,
-        text_column=options.column or column,
-        val_fraction=fraction,
+def other_text(run: RunText | None, options: argparse.Namespace, block_size: int) -> DataConfig:
+    """The keys `data.*` of `--source`, all of which is evaluated."""
+    return DataConfig(
+        source=options.source,
+        text_column=options.column or "text",
+        val_fraction=ALL_HELD_OUT,
         block_size=block_size,
         documents=options.documents or (PACKED if run is None else run.data.documents),
-        cache_dir=Path(options.cache_dir),
-        tokenizer=tokenizer,
-        say=say,
+        cache_dir=options.cache_dir,
     )
 
 
-def held_out_stream(
-    named: NamedModel, run: RunText, options: argparse.Namespace, say: Say
-) -> Corpus:
-    """The held-out rows of a run that streams its text, at the commits that it trains on.
+def text_of_run(
+    named: NamedModel, run: RunText, options: argparse.Namespace
+) -> tuple[DataConfig, list[str | None]]:
+    """The run's own keys `data.*`, with its source where that is now, and a stream's revisions.
 
-    Raises DataError and SnapshotError.
+    Raises DataError.
     """
-    if options.documents not in (None, run.data.documents):
-        own = f"the run's data.documents={run.data.documents}"
+    data, parts = run.data, parts_of(run.data)
+    revisions = revisions_of(data, run.state)
+    if is_streamed(data) and options.documents not in (None, data.documents):
+        own = f"the run's data.documents={data.documents}"
         raise DataError(f"--documents {options.documents} is not {own}. Leave it out.")
-    parts, revisions = parts_of(run.data), run.revisions()
     if options.source is None:
         for part in parts:
-            refuse_unopened(named, part.source, "download the repo and evaluate its folder")
+            remedy = f"add --source {part.source} --held-out"
+            whole = "download the repo and evaluate its folder"
+            refuse_unopened(named, part.source, remedy if len(parts) == 1 else whole)
     elif len(parts) > 1:
         raise DataError(
             f"--source {options.source} is one source, and the run has {len(parts)}. Leave out "
             "--held-out to evaluate all of it, or --source to evaluate the run's own."
         )
-    else:
-        revisions = revisions if options.source == parts[0].source else [None]
-        parts = [replace(parts[0], source=options.source)]
-    parts = [replace(part, text_column=options.column or part.text_column) for part in parts]
-    return run.stream(parts, revisions, Path(options.cache_dir), say)
+    elif options.source != parts[0].source:
+        revisions = [None]
+        data = replace(data, source=options.source, streaming=is_streamed(data), mix=[])
+    column = options.column or data.text_column
+    data = replace(
+        data,
+        text_column=column,
+        mix=[replace(part, text_column=options.column or part.text_column) for part in data.mix],
+        documents=options.documents or data.documents,
+        cache_dir=options.cache_dir,
+        stream_cache_bytes=LARGEST_CACHE_BYTES,
+    )
+    return data, revisions
 
 
 def refuse_unopened(named: NamedModel, source: str, remedy: str) -> None:

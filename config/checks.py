@@ -21,6 +21,7 @@ from config.schema import (
     TEXT_KEYS,
     Config,
     is_preset,
+    is_streamed,
     multiples_near,
     other_model,
     tokenizer_of,
@@ -141,11 +142,6 @@ def _shown(value: Any) -> str:
     return shortened(json.dumps(value) if is_written_otherwise else str(value))
 
 
-def is_streamed(config: Config) -> bool:
-    """Whether the text is read during training instead of before it."""
-    return bool(config.data.streaming or config.data.mix)
-
-
 def _ranges(config: Config) -> Mistakes:
     for key, (least, most) in RANGES.items():
         value, or_null = value_of(config, key), ", or null" * KEYS[key].endswith("None")
@@ -225,7 +221,7 @@ def _streaming(config: Config) -> Mistakes:
     data, split = config.data, config.data.held_out_split
     if split == TRAIN:
         yield "data.held_out_split", "is the split to train on. Name another one"
-    if not is_streamed(config):
+    if not is_streamed(data):
         if split is not None:
             remedy = "Set data.streaming=true, or leave it out"
             yield "data.held_out_split", f"applies only to streamed data sets. {remedy}"

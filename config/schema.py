@@ -274,6 +274,11 @@ def is_preset(model: ModelConfig) -> bool:
     return model.pretrained is None and model.architecture in ARCHITECTURES
 
 
+def is_streamed(data: DataConfig) -> bool:
+    """Whether the text is read during training instead of before it."""
+    return bool(data.streaming or data.mix)
+
+
 def tokenizer_of(model: ModelConfig) -> str:
     """The default of `data.tokenizer`: that of the model, if it brings one."""
     from data.tokenizer import CHARACTERS

@@ -5,8 +5,7 @@ A snapshot is untrusted input: its configuration is parsed by the schema, as a c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,11 @@ from config.checks import problems
 from config.schema import Config, DataConfig
 from data.corpus import Corpus
 from data.errors import DataError
-from data.reading.access import Access
-from data.streaming.streamed import list_stream, open_stream, parts_of
 from data.tokenizer import CHARACTERS, bpe_size
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 
 SECTIONS = ("data", "model", "train")
-LARGEST_CACHE_BYTES = 10**15
-"""Nothing is removed from the cache for a few held-out rows."""
 
 
 def stored_config(state: RunState, folder: Path) -> Config:
@@ -94,36 +89,4 @@ class RunText:
                 f"the text is not the run's: {name} ({fingerprint[:8]}) in the snapshot, "
                 f"{corpus.info.name} ({corpus.info.fingerprint[:8]}) now. Name the run's own text "
                 "with --source and --held-out, or evaluate all of another one with --source alone."
-            )
-
-    def revisions(self) -> list[str | None]:
-        """The commit of each source of a stream that the run trains on; None without commits."""
-        stream = self.state.stream or []
-        if len(stream) != len(parts_of(self.data)):
-            raise _not_valid(self.folder, "data.mix has other sources than its stream")
-        return [cursor["revision"] for cursor in stream]
-
-    def stream(
-        self,
-        parts: Sequence[Any],
-        revisions: Sequence[str | None],
-        cache_dir: Path,
-        say: Callable[[str], None] | None,
-    ) -> Corpus:
-        """The stream, of which held-out rows are read from `parts`, wherever they are now.
-
-        Raises DataError if the sources cannot be listed or read.
-        """
-        data = replace(self.data, mix=list(parts))
-        access = Access(cache_dir, say)
-        with access.waiting.at_start():
-            return open_stream(
-                data,
-                list_stream(data, access, revisions),
-                access,
-                self.tokenizer,
-                self.state.seed,
-                cache_bytes=LARGEST_CACHE_BYTES,
-                left_out=access.note_left_out,
-                say=say,
             )

@@ -5,20 +5,19 @@ It is the same on all processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from config.checks import is_streamed
-from config.schema import Config, other_model
+from config.schema import Config, DataConfig, is_streamed, other_model
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
+from data.reading.groups import Listing
 from data.streaming.streamed import StreamedText, list_stream, open_stream, parts_of
 from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
@@ -43,36 +42,81 @@ def prepare_text(
 ) -> Corpus:
     """Prepare the text on each machine once; of a streamed one only held-out rows are read here.
 
-    Where the attempt resumes from a snapshot, a stream is read at the revisions that this names.
-    Every process must call this. Raises DataError when the machines have different texts.
+    A stream is read at the revisions of the snapshot that the attempt resumes from, or else at the
+    newest, on which the main process decides. Every process must call this. Raises DataError when
+    the machines have different texts.
     """
     base = None if pretrained is None else pretrained.base
-    prepare = stream_text if is_streamed(config) else _prepare
-    corpus = prepare(accelerator, config, start, base)
-    return corpus if base is None else replace(corpus, ends=frozenset(end_ids(base.folder)))
-
-
-def _prepare(accelerator: Accelerator, config: Config, start: Start, base: Base | None) -> Corpus:
     data, first = config.data, accelerator.is_local_main_process
+    access = Access(Path(data.cache_dir), say_error if first else None)
+    listings: list[Listing] = []
+    revisions: list[str | None] = []
+    if is_streamed(data):
+        before = revisions_of(data, start.state)
+        listings = run_on_main(accelerator, lambda: list_stream(data, access, before)) or []
+        revisions = decided_by_main(accelerator, lambda: [one.revision for one in listings])
     corpus = local_main_first(
         accelerator,
-        lambda: prepare_corpus(
-            data.source,
-            text_column=data.text_column,
-            val_fraction=data.val_fraction,
-            block_size=data.block_size,
-            cache_dir=Path(data.cache_dir),
-            tokenizer=tokenizer_of_run(config, start, base),
-            documents=data.documents,
-            verify=first,
-            say=say_error if first else None,
+        lambda: open_text(
+            data,
+            tokenizer_of_run(config, start, base),
+            config.train.seed,
+            access,
+            listings or (list_stream(data, access, revisions) if revisions else []),
+            first,
+            accelerator.is_main_process,
         ),
     )
     if not (is_one_machine() or equal_on_all(accelerator, corpus.info.fingerprint)):
         other = data.tokenizer != CHARACTERS
         same = f", or data.tokenizer={data.tokenizer} is not the same tokenizer" if other else ""
-        raise DataError(f"data.source={data.source} is not the same text{same} on all machines.")
-    return corpus
+        raise DataError(
+            f"data.source={corpus.info.name} is not the same text{same} on all machines."
+        )
+    return corpus if base is None else replace(corpus, ends=frozenset(end_ids(base.folder)))
+
+
+def open_text(
+    data: DataConfig,
+    tokenizer: str | Path,
+    seed: int,
+    access: Access,
+    listings: Sequence[Listing] = (),
+    first: bool = True,
+    is_main: bool = True,
+) -> Corpus:
+    """The text of the keys `data.*`: streamed from its `listings`, or prepared on this disk.
+
+    The `first` process of a machine verifies what is cached, says what takes long, and reads ahead
+    for the others. Raises DataError.
+    """
+    say = access.say if first else None
+    if not listings:
+        return prepare_corpus(
+            data.source,
+            text_column=data.text_column,
+            val_fraction=data.val_fraction,
+            block_size=data.block_size,
+            cache_dir=Path(data.cache_dir),
+            tokenizer=tokenizer,
+            documents=data.documents,
+            verify=first,
+            say=say,
+        )
+    left_out = access.note_left_out if is_main else None
+    with access.waiting.at_start():
+        return open_stream(
+            data, listings, access, tokenizer, seed, reads_ahead=first, left_out=left_out, say=say
+        )
+
+
+def revisions_of(data: DataConfig, state: RunState | None) -> list[str | None]:
+    """The commit of each streamed source in the state of a snapshot; None where it names none."""
+    names = [public_name(part.source) for part in parts_of(data)]
+    stream = [] if state is None else state.stream or []
+    if [one["source"] for one in stream] == names:
+        return [one["revision"] for one in stream]
+    return [None] * len(names)
 
 
 def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | Path:
@@ -94,48 +138,6 @@ def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | P
     if (folder / TOKENIZER_FILES[0]).is_file():
         return folder
     raise DataError(lacks_file(f"data.tokenizer={name}", name, names_in(folder)))
-
-
-def stream_text(
-    accelerator: Accelerator, config: Config, start: Start, base: Base | None
-) -> Corpus:
-    """List the sources of a run, and read their held-out rows, once on each machine.
-
-    Every process must call this. The revisions are those of the snapshot that the run resumes from,
-    or else the newest; the main process decides. Raises DataError when the machines have different
-    data.
-    """
-    data, first = config.data, accelerator.is_local_main_process
-    access = Access(Path(data.cache_dir), say_error if first else None)
-    listed = partial(list_stream, data, access)
-    names = [public_name(part.source) for part in parts_of(data)]
-    revisions: list[str | None] = [None] * len(names)
-    stream = [] if start.state is None else start.state.stream or []
-    if [one["source"] for one in stream] == names:
-        revisions = [one["revision"] for one in stream]
-    found = run_on_main(accelerator, lambda: listed(revisions)) or []
-    revisions = decided_by_main(accelerator, lambda: [listing.revision for listing in found])
-
-    def prepare() -> Corpus:
-        with access.waiting.at_start():
-            return open_stream(
-                data,
-                found or listed(revisions),
-                access,
-                tokenizer_of_run(config, start, base),
-                config.train.seed,
-                reads_ahead=first,
-                left_out=access.note_left_out if accelerator.is_main_process else None,
-                say=say_error if first else None,
-            )
-
-    corpus = local_main_first(accelerator, prepare)
-    if not (is_one_machine() or equal_on_all(accelerator, corpus.info.fingerprint)):
-        raise DataError(
-            f"data.source={corpus.info.name} is not the same data on all machines, or "
-            f"data.tokenizer={data.tokenizer} is not the same tokenizer."
-        )
-    return corpus
 
 
 def begin_stream(corpus: Corpus, config: Config, state: RunState | None) -> None:
