@@ -28,7 +28,7 @@ from data.errors import DataError, UnknownCharacter
 from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.reading.access import Access
-from data.reading.content import suffixes
+from data.reading.formats import suffixes
 from data.streaming.streamed import list_stream, parts_of
 from data.tokenizer import refuse_larger_than
 from model.family import parameter_count

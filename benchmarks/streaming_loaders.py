@@ -54,8 +54,7 @@ def our_stream(folder: Path) -> Any:
     from functools import partial
 
     from data.reading.access import Access
-    from data.reading.listing import list_source
-    from data.reading.rows import read_group
+    from data.reading.rows import list_source, read_group
     from data.streaming.streamed import fixed_tokenizer, stream_corpus
     from data.streaming.windows import Stream
 

@@ -1,7 +1,7 @@
 """What the error of a client means: whether it may pass, why it came, and when to try again.
 
 One table for huggingface_hub, httpx2, hf_xet and the file systems of fsspec, which raise many
-unrelated types. The sentences are those of the rooms: data/reading/waiting.py, store/errors.py.
+unrelated types. The sentences are those of the rooms: data/reading/access.py, store/errors.py.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from data.progress import Progress
 from data.reading.access import Access
 from data.reading.formats import reader_of
 from data.reading.groups import Group, Listing
-from data.reading.listing import list_source
-from data.reading.rows import read_group
+from data.reading.rows import list_source, read_group
 from data.reading.table import Table
 from data.subwords import tokenizer_of
 from data.tokenizer import CHARACTERS, OF_BYTES, Tokenizer, bpe_size
@@ -92,7 +91,7 @@ def described(options: argparse.Namespace, say: Callable[[str], None]) -> Iterat
     try:
         listing = list_source(options.source, column, access)
         yield from _files_and_columns(listing, access)
-        with access.waiting.at_start(), Progress(say) as progress:
+        with access.at_start(), Progress(say) as progress:
             progress.doing(f"reading a sample of {listing.name}")
             sample = _sample(listing, access, opened)
     finally:

@@ -10,7 +10,6 @@ from typing import Any
 from data.errors import BadRow, DataError
 from data.messages import EXTRAS, conversation_of
 from data.pieces import with_final_newline
-from data.reading.content import LATIN, iconv
 
 PACKED, MASKED, CONVERSATIONS = DOCUMENT_MODES = ("packed", "masked", "conversations")
 """The values of `data.documents`."""
@@ -159,14 +158,6 @@ def _listed(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-class NotUtf8(BadRow):
-    """A text with bytes of another encoding."""
-
-    def remedy_for(self, file: str) -> str:
-        """The command that converts the file."""
-        return f"Convert the file first, for example, {LATIN}: {iconv('CP1252', file)}"
-
-
 def check_utf8(column: str, text: str) -> None:
     """Raise BadRow for a text with bytes of another encoding, or half of a character.
 
@@ -179,5 +170,6 @@ def check_utf8(column: str, text: str) -> None:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         if 0xDC80 <= code <= 0xDCFF:
-            raise NotUtf8(f"{column} is not UTF-8: byte 0x{code - 0xDC00:02x}") from error
+            reason = f"{column} is not UTF-8: byte 0x{code - 0xDC00:02x}"
+            raise BadRow(reason, "Convert the file to UTF-8 first") from error
         raise BadRow(f"{column} is not UTF-8: {error.reason}") from error

@@ -25,13 +25,13 @@ class BadRow(ValueError):
         super().__init__(reason)
         self.remedy = remedy
 
-    def remedy_for(self, file: str) -> str:
-        """The remedy, for a file of that name."""
-        return self.remedy
-
 
 class TextUnreachable(DataError):
     """A network or server failure. A later start may succeed."""
+
+
+class Stopped(DataError):
+    """A wait ended because what reads was closed."""
 
 
 class TextLost(DataError):

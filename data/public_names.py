@@ -12,8 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from common.printable import redact_urls
-from data.reading.content import suffixes
-from data.reading.formats import FORMATS
+from data.reading.formats import FORMATS, suffixes
 
 URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 NAME_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")

@@ -5,9 +5,6 @@ memory.
 
 Every document ends with a newline: one is added if it is missing. Only a corpus of one single text
 file is not changed at all.
-
-Readers are imported where they are used: most starts of a run find the text prepared, and an import
-of `datasets` takes longer than all other imports.
 """
 
 from __future__ import annotations
@@ -26,15 +23,13 @@ from data.columns import TextColumn
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
 from data.progress import Progress
-from data.reading.access import HTTP, Access, local_file, unreadable_file
-from data.reading.content import suffixes
-from data.reading.fetch import copy_files, fetch_url
-from data.reading.formats import TEXT, format_of
-from data.reading.groups import DataFile, Group
-from data.reading.hub import NAME
-from data.reading.listing import find_files, format_of_all, local_files
-from data.reading.rows import Document, documents_of
-from data.reading.table import PIECE_BYTES, Table
+from data.reading.access import HTTP, Access
+from data.reading.copies import copy_files, unlisted_url
+from data.reading.files import find_files, format_of_all, local_file, local_files
+from data.reading.formats import TEXT, suffixes
+from data.reading.groups import DataFile
+from data.reading.rows import content_of, documents, format_for
+from data.reading.table import Table
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that ship with Python."""
@@ -64,9 +59,9 @@ class Source:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the files are still those of `key`, by size and time. Raises DataError."""
+        """Whether the files are still those of `key`, by size, time and inode. Raises DataError."""
         files = [table.file for table in self.tables]
-        return files == [local_file(self.name, Path(one.url), one.name) for one in files]
+        return files == [local_file(self.name, Path(file.url), file.name) for file in files]
 
     def rejected(self, error: BrokenText) -> DataError:
         """The error for a text that cannot be read. Removes a downloaded file."""
@@ -83,26 +78,27 @@ class Source:
         """Its pieces. Raises DataError if there are none, or if one cannot be read."""
         if not self.tables:
             return pieces_of(map(with_final_newline, self.documents))
-        if format_of(self.tables[0].file.name) in (None, TEXT):
+        reader = format_for(self.tables[0])
+        if reader.TITLE == "text":  # the only one whose documents are larger than a piece
             from data.reading.text import text_pieces
 
             return text_pieces(self.tables)
-        return pieces_of(document.text for _, _, document in self._rows())
+        return pieces_of(text for _, _, text in self._rows())
 
     def place(self, number: int) -> str:
         """Where document `number` is, counted from 1, for messages."""
-        for table, group, document in islice(self._rows(), number - 1, None):
-            return table.row_in_words(group, document.row)
+        for table, row, _ in islice(self._rows(), number - 1, None):
+            return f"row {row:,} of {table.file.name}"
         return f"conversation {number:,}"  # the files have changed
 
-    def _rows(self) -> Iterator[tuple[Table, Group, Document]]:
-        """Every row with a text. Raises DataError as reading does, and if there are no rows."""
+    def _rows(self) -> Iterator[tuple[Table, int, str]]:
+        """Every row with a text, and its number in its file. Raises DataError for none."""
         has_rows = False
         for table in self.tables:
-            for group, document in documents_of(table):
-                has_rows = True
-                if document.text:
-                    yield table, group, document
+            for group in table.whole():
+                for row, text in documents(table, group):
+                    has_rows = True
+                    yield table, row, text
         if not has_rows:
             raise BrokenText(f"data.source={self.name} is empty: it has no rows.")
 
@@ -121,19 +117,17 @@ def open_source(
     if source == "python-docs":
         column.check_plain_text(source)
         return _python_docs()
-    if source == "python-stdlib":
-        return _source(source, local_files(source, _python_stdlib()), column, progress, cache_dir)
     name = redact_urls(source)
-    if HTTP.match(source):  # also from a server that sends no ranges
-        path = fetch_url(source, cache_dir, progress)
-        read = _source(name, local_files(name, [path]), column, progress, cache_dir)
-        return replace(read, downloaded=path)
-    progress.doing(f"listing {name}")
-    with closing(Access(cache_dir, progress.say)) as access, access.waiting.at_start():
-        files = _files_here(access, source, progress)
-    if NAME.fullmatch(source) and all(format_of(file.name) == TEXT for file in files):
-        column.find(name, ["text"])  # the name that other readers give it
-    return _source(name, files, column, progress, cache_dir)
+    with closing(Access(cache_dir, progress.say)) as access, access.at_start():
+        if source == "python-stdlib":
+            files = local_files(source, _python_stdlib())
+        else:
+            progress.doing(f"listing {name}")
+            files = _files_here(access, source, progress)
+        opened = _source(access, name, files, column)
+    if HTTP.match(source):
+        return replace(opened, downloaded=Path(files[0].url))
+    return opened
 
 
 def _files_here(access: Access, source: str, progress: Progress) -> list[DataFile]:
@@ -142,9 +136,11 @@ def _files_here(access: Access, source: str, progress: Progress) -> list[DataFil
     If the Hub cannot be reached, they are those of an earlier start, whose commit
     `data.cache_dir` keeps. Raises DataError if they cannot be listed or read.
     """
+    if HTTP.match(source):
+        return copy_files(access, redact_urls(source), [unlisted_url(source)], progress)
     record = access.cache_dir / "hub" / digest_of(source)
     try:
-        commit, files = find_files(access, source, None)
+        commit, files = find_files(access, source)
     except DataError as error:
         if (earlier := kept(record)) is None:
             raise
@@ -161,9 +157,9 @@ def _python_docs() -> Source:
     """The language reference as `help()` shows it: about 465,000 characters in 79 topics."""
     from pydoc_data.topics import topics
 
-    documents = tuple(topics[name] for name in sorted(topics))
-    digest = hashlib.sha256("\0".join(documents).encode())
-    return Source("python-docs", digest.hexdigest(), documents=documents)
+    texts = tuple(topics[name] for name in sorted(topics))
+    digest = hashlib.sha256("\0".join(texts).encode())
+    return Source("python-docs", digest.hexdigest(), documents=texts)
 
 
 def _python_stdlib() -> list[Path]:
@@ -172,42 +168,23 @@ def _python_stdlib() -> list[Path]:
     excluded = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
     return [
         path
-        for path in sorted(root.rglob("*.py"))
+        for path in root.rglob("*.py")
         if not excluded.intersection(path.relative_to(root).parts)
     ]
 
 
-def _source(
-    name: str, files: list[DataFile], column: TextColumn, progress: Progress, cache_dir: Path
-) -> Source:
+def _source(access: Access, name: str, files: list[DataFile], column: TextColumn) -> Source:
     """A source of files of this machine: either texts, or tables of one format."""
     kind = format_of_all(name, files, unknown=TEXT)
     if is_text := kind == TEXT:
         column.check_plain_text(name)
-    size = sum(file.size for file in files)
-    if size == 0:
+    if not any(file.size for file in files):
         raise DataError(f"data.source={name} is empty: there is no text to train on.")
-    progress.doing(f"reading {name}", size)
-    digest = hashlib.sha256(kind.encode())
+    digest = hashlib.sha256(f"{kind}\0{'' if is_text else column.key}".encode())
     for file in files:
-        # The name decides format and compression, and so what text the bytes are.
-        digest.update("".join(suffixes(file.name)[is_text:]).encode())
-        digest.update(_digest_of(name, Path(file.url), progress))
-    if not is_text:
-        digest.update(column.key.encode())
-    access = Access(cache_dir)
-    tables = tuple(Table(access, name, column, file, at) for at, file in enumerate(files))
+        # The name decides the compression, and so what text the bytes are.
+        parts = suffixes(file.name)[1], file.version, content_of(access, name, file)
+        digest.update("\0".join(parts).encode())
+    reading = Access(access.cache_dir)  # `access` is closed when all files are here
+    tables = tuple(Table(reading, name, column, file, at) for at, file in enumerate(files))
     return Source(name, digest.hexdigest(), tables)
-
-
-def _digest_of(name: str, file: Path, progress: Progress) -> bytes:
-    """SHA-256 of a file; counts its bytes as progress. Raises DataError if it cannot be read."""
-    digest = hashlib.sha256()
-    try:
-        with open(file, "rb") as opened:
-            while piece := opened.read(PIECE_BYTES):
-                digest.update(piece)
-                progress.done += len(piece)
-    except OSError as error:
-        raise unreadable_file(name, file, error) from error
-    return digest.digest()

@@ -1,45 +1,50 @@
-"""Reads the bytes of data files, wherever they are."""
+"""Reads the bytes of data files, wherever they are: a disk, a server, the Hub or a store of fsspec.
+
+Every request goes through `Access.until_answered`, which repeats it while a network or a server
+fails: half a minute while a run starts, hours once it trains.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import stat
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cached_property
-from itertools import count
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 import httpx2
 
-from common.failures import Refused, Unanswered
-from data.errors import DataError
-from data.reading import waiting
+from common.failures import Failure, Refused, Unanswered, failure_of
+from common.printable import redact_urls
+from common.retries import Answer, with_retries
+from data.errors import DataError, Stopped, TextUnreachable
 from data.reading.groups import DataFile
-from data.reading.waiting import Waiting
 
-if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
-
+TIMEOUT_SECONDS = 20.0
+"""How long a request waits for the next bytes."""
+START_SECONDS, START_RATE_LIMIT_SECONDS = 30.0, 330.0
+"""How long a start waits before it fails with TextUnreachable, and how long for the end of a rate
+limit. The Hub counts over five minutes, and would refuse an attempt that starts again sooner."""
+RUN_SECONDS = 6 * 3600.0
+"""How long a run waits."""
+SHOWN_AFTER_SECONDS, SHOWN_EVERY_SECONDS = 5.0, 60.0
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 CONTENT_RANGE = re.compile(r"bytes (?:(?P<begin>\d+)-\d+|\*)/(?P<size>\d+)")
-NO_RANGE = "the answer is not the range of bytes that was requested"
+OID = "oid:"
+"""Prefix of the versions of Hub files. They belong to a commit, so they cannot change."""
+LOST = "has {} since the run listed it. Restore it, or start another run on the files as they are."
 NO_RANGES = (
     "cannot be streamed: the server sends no byte ranges. Set data.streaming=false, which "
     "downloads it, or give the path of a copy."
 )
-TRIES_FOR_RANGE = 3
-"""A cache may send a whole file in place of a range; a server that does so three times always."""
-OID = "oid:"
-"""Prefix of the versions of Hub files. They belong to a commit, so they cannot change."""
-LOST = "has {} since the run listed it. Restore it, or start another run on the files as they are."
-CHANGED = LOST.format("changed")
+LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set HF_TOKEN."
 
 
 class Access:
@@ -47,13 +52,27 @@ class Access:
 
     def __init__(self, cache_dir: Path, say: Callable[[str], None] | None = None) -> None:
         """`say` prints a line for the user, for example about a wait."""
-        self.cache_dir, self.say = cache_dir, say
-        self.waiting = Waiting(say or (lambda line: None))
-        self.footers: OrderedDict[tuple[str, str], FileMetaData] = OrderedDict()
-        """Footers of Parquet files, by URL and version."""
-        self.skipped: set[str] = set()
-        """Broken rows and groups that have been reported since the process started."""
-        self.lock = threading.Lock()
+        self.cache_dir, self.say = cache_dir, say or (lambda line: None)
+        self._most_seconds = RUN_SECONDS
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._said_at = -math.inf
+        self._left_out: set[str] = set()
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """Waits are short within this context."""
+        before, self._most_seconds = self._most_seconds, START_SECONDS
+        try:
+            yield
+        finally:
+            self._most_seconds = before
+
+    def close(self) -> None:
+        """Close the connections and end all waits: a thread that reads gets Stopped."""
+        self._closed.set()
+        if "_client" in self.__dict__:
+            self._client.close()
 
     def read(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
         """The bytes of a file from `begin` to `end`, or to the end of the file.
@@ -62,63 +81,84 @@ class Access:
         DataError if the file is refused, has changed or vanished, and TextUnreachable after hours.
         """
         end = min(end, file.size)
-        found: bytes | bytearray = b""
+        content: bytes | bytearray = b""
 
         def rest() -> bytes | bytearray:
-            return self._some(source, file, begin + len(found), end)
-
-        while len(found) < end - begin:
-            piece = self.waiting.until_answered(source, rest, f": {file.name}")
-            found = found + piece if found else piece  # without a copy of what arrives at once
-        return found
-
-    def _some(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
-        """At least the first byte of a range."""
-        try:
-            if HTTP.match(file.url):
-                found: bytes | bytearray = self._from_url(file, begin, end)
-            elif file.is_remote:
-                found = _from_store(file, begin, end)
-            else:
-                found = _from_disk(source, file, begin, end)
-        except FileNotFoundError as error:
-            raise Refused(LOST.format("vanished")) from error
-        if not found:
-            raise Unanswered("the connection ended too early")
-        return found
-
-    def _from_url(self, file: DataFile, begin: int, end: int) -> bytearray:
-        found, is_pinned = bytearray(), file.version.startswith(OID)
-        with self.get(file.url, is_pinned, Range=f"bytes={begin}-{end - 1}") as response:
-            ranged = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            if response.status_code == 416:
-                raise Refused(CHANGED)
-            if ranged is None or ranged["begin"] != str(begin):
-                raise Unanswered(NO_RANGE)
-            size = int(ranged["size"])
-            if size != file.size or not (
-                is_pinned or _version_of_response(response, size) == file.version
-            ):
-                raise Refused(CHANGED)
             try:
-                for piece in response.iter_raw():
-                    found += piece[: end - begin - len(found)]
-            except httpx2.TransportError:
-                if not found:
-                    raise
-        return found
+                piece = self._some(file, begin + len(content), end)
+            except FileNotFoundError as error:
+                raise Refused(LOST.format("vanished")) from error
+            if not piece:
+                raise Unanswered("the connection ended too early")
+            return piece
+
+        while len(content) < end - begin:
+            piece = self.until_answered(source, rest, f": {file.name}")
+            content = content + piece if content else piece  # mostly all arrives at once
+        return content
+
+    def _some(self, file: DataFile, begin: int, end: int) -> bytes | bytearray:
+        """The bytes of a range, or the first of them."""
+        if not file.is_remote:
+            return _from_disk(file, begin, end)
+        if HTTP.match(file.url):
+            return self._from_url(file, begin, end)
+        return _from_store(file, begin, end)
+
+    def until_answered(
+        self, source: str, request: Callable[[], Answer], subject: str = ""
+    ) -> Answer:
+        """What `request` returns. It is repeated while the network or the server fails.
+
+        `subject` continues `data.source=...` in the sentence about a failure that lasts.
+
+        Raises DataError for such a failure, and TextUnreachable if nothing answers for too long.
+        """
+
+        def ask() -> Answer:
+            if self._closed.is_set():
+                raise Stopped(f"the wait for data.source={redact_urls(source)} ended")
+            try:
+                return request()
+            except DataError:
+                raise
+            except Exception as error:  # each client and each file system has its own types
+                raise failure_of(error) from error
+
+        try:
+            return with_retries(ask, partial(self._wait, source))
+        except Failure as failure:
+            what = f"data.source={redact_urls(source)}{subject}"
+            raise DataError(f"{what} {_sentence(failure)}") from failure
+
+    def _wait(self, source: str, failure: Failure, waited: float, delay: float) -> None:
+        what = f"data.source={redact_urls(source)}"
+        most, reason, remedy = self._most_seconds, str(failure), "Check the address and the network"
+        if failure.retry_after is not None:
+            reason += f", and the server asks for a delay of {failure.retry_after:,.0f} s"
+            most, remedy = max(most, START_RATE_LIMIT_SECONDS), "Wait that long"
+        if waited + delay > most:
+            raise TextUnreachable(
+                f"{what} cannot be reached: {reason}. Tried for {waited:,.0f} s, of {most:,.0f} s "
+                f"at most. {remedy}, and start again."
+            )
+        with self._lock:
+            now = time.monotonic()
+            is_long = waited + delay > SHOWN_AFTER_SECONDS
+            if shown := is_long and now - self._said_at >= SHOWN_EVERY_SECONDS:
+                self._said_at = now
+        if shown:
+            self.say(f"waiting for {what}, {waited:.0f} s so far: {reason}")
+        self._closed.wait(delay)
 
     @contextmanager
     def get(self, url: str, of_hub: bool = False, **headers: str) -> Iterator[httpx2.Response]:
         """An open response, of a success or of a range that the file lacks.
 
-        Raises an error of httpx2, Unanswered or Refused.
+        Raises an error of httpx2, or Refused.
         """
-        token = token_headers() if of_hub else {}
-        asked = {"Accept-Encoding": "identity", **headers, **token}
-        with self._client.stream("GET", url, headers=asked) as response:
-            if response.status_code == 401 and of_hub and token_headers() != token:
-                raise Unanswered("the token was replaced")
+        headers = {"Accept-Encoding": "identity", **headers, **(token_headers() if of_hub else {})}
+        with self._client.stream("GET", url, headers=headers) as response:
             if response.status_code != 416:
                 response.raise_for_status()
             yield response
@@ -127,41 +167,50 @@ class Access:
     def _client(self) -> httpx2.Client:
         """A pool of connections."""
         limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
-        timeout = waiting.TIMEOUT_SECONDS
-        return httpx2.Client(timeout=timeout, follow_redirects=True, limits=limits)
+        return httpx2.Client(timeout=TIMEOUT_SECONDS, follow_redirects=True, limits=limits)
 
     def stat(self, url: str) -> tuple[int, str]:
         """Size and version of the file behind a URL. Raises DataError if it sends no ranges."""
-        tries = count(1)
 
         def ask() -> tuple[int, str]:
             with self.get(url, Range="bytes=0-0") as response:
-                ranged = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-                if ranged is None:
-                    is_last = next(tries) == TRIES_FOR_RANGE
-                    raise Refused(NO_RANGES) if is_last else Unanswered(NO_RANGE)
-                size = int(ranged["size"])
+                answered = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                if answered is None:
+                    raise Refused(NO_RANGES)
+                size = int(answered["size"])
                 return size, _version_of_response(response, size)
 
-        return self.waiting.until_answered(url, ask)
+        return self.until_answered(url, ask)
+
+    def _from_url(self, file: DataFile, begin: int, end: int) -> bytearray:
+        content, is_pinned = bytearray(), file.version.startswith(OID)
+        with self.get(file.url, is_pinned, Range=f"bytes={begin}-{end - 1}") as response:
+            answered = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if response.status_code == 416:
+                raise Refused(LOST.format("changed"))
+            if answered is None or answered["begin"] != str(begin):  # some caches send all of it
+                raise Unanswered("the answer is not the range of bytes that was requested")
+            size = int(answered["size"])
+            is_same = is_pinned or _version_of_response(response, size) == file.version
+            if size != file.size or not is_same:
+                raise Refused(LOST.format("changed"))
+            try:
+                for piece in response.iter_raw():
+                    content += piece[: end - begin - len(content)]
+            except httpx2.TransportError:
+                if not content:
+                    raise
+        return content
 
     def note_left_out(self, source: str, left_out: Sequence[str]) -> None:
         """Report what cannot be read and why, each entry once."""
         for broken in left_out:
-            with self.lock:
-                if broken in self.skipped:
+            with self._lock:
+                if broken in self._left_out:
                     continue
-                self.skipped.add(broken)
-                count = len(self.skipped)
-            if self.say is not None:
-                since = f"({count:,} since the start)"
-                self.say(f"warning: data.source={source}: left out: {broken} {since}")
-
-    def close(self) -> None:
-        """Close the connections and end all waits: a thread that reads gets Stopped."""
-        self.waiting.close()
-        if "_client" in self.__dict__:
-            self._client.close()
+                self._left_out.add(broken)
+                since = f"({len(self._left_out):,} since the start)"
+            self.say(f"warning: data.source={source}: left out: {broken} {since}")
 
 
 def token_headers() -> dict[str, str]:
@@ -187,59 +236,47 @@ def _from_store(file: DataFile, begin: int, end: int) -> bytes:
     system, path = fsspec.core.url_to_fs(file.url)
     system.invalidate_cache(path)  # otherwise it may answer with what it has listed
     if version_of(system.info(path)) != file.version:
-        raise Refused(CHANGED)
+        raise Refused(LOST.format("changed"))
     return bytes(system.cat_file(path, start=begin, end=end))
 
 
 def version_of(info: dict[str, Any]) -> str:
     """A string that changes when the file does, from what fsspec knows about it."""
-    named = ("ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "created")
-    found = next((info[name] for name in named if info.get(name) is not None), "")
-    if isinstance(found, datetime):  # some file systems list seconds, and stat dates
-        found = found.timestamp()
-    return f"{info.get('size')}-{found}"
+    keys = ("ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "created")
+    version = next((info[key] for key in keys if info.get(key) is not None), "")
+    if isinstance(version, datetime):  # some file systems list seconds, and stat dates
+        version = version.timestamp()
+    return f"{info.get('size')}-{version}"
 
 
-def _from_disk(source: str, file: DataFile, begin: int, end: int) -> bytes:
+def _from_disk(file: DataFile, begin: int, end: int) -> bytes:
     try:
         with open(file.url, "rb") as opened:
-            found = os.fstat(opened.fileno())
-            if f"{found.st_size}-{found.st_mtime_ns}" != file.version:
-                raise Refused(CHANGED)
+            if version_of_stat(os.fstat(opened.fileno())) != file.version:
+                raise Refused(LOST.format("changed"))
             opened.seek(begin)
             return opened.read(end - begin)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise unreadable_file(source, Path(file.url), error) from error
+        raise Refused(f"cannot be read: {error.strerror}. Check the disk.") from error
 
 
-def stamps_of(source: str, files: Iterable[Path]) -> list[tuple[int, int, int]]:
-    """Size, modification time and inode of each file, which change when a process writes to it.
-
-    Raises DataError if a file is not a regular file: a device or a pipe may never end.
-    """
-    stamps = []
-    for file in files:
-        try:
-            found = file.stat()
-        except OSError as error:
-            raise unreadable_file(source, file, error) from error
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError(
-                f"data.source={source}: {file} is not a regular file, but a device or a pipe, for "
-                "example. Write its text to a file first."
-            )
-        stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
-    return stamps
+def version_of_stat(found: os.stat_result) -> str:
+    """A string that changes when a process writes to the file."""
+    return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
 
 
-def unreadable_file(source: str, file: Path, error: OSError) -> DataError:
-    """The error for a file of this machine that cannot be read."""
-    return DataError(f"data.source={source}: cannot read {file}: {error.strerror}.")
-
-
-def local_file(source: str, path: Path, name: str) -> DataFile:
-    """A file of this machine. Raises DataError if there is no such file."""
-    ((size, modified, _),) = stamps_of(source, [path])
-    return DataFile(str(path), name, size, f"{size}-{modified}")
+def _sentence(failure: Failure) -> str:
+    """What a failure that lasts says of a file, after its name."""
+    cause, status = failure.cause, failure.status
+    if isinstance(cause, Refused):
+        return str(cause)
+    if status in (404, 410) or isinstance(cause, FileNotFoundError):
+        return (
+            f"does not exist ({failure}): it was renamed or deleted, or is private. Check its "
+            f"name. {LOG_IN}"
+        )
+    if status in (401, 403) or isinstance(cause, PermissionError):
+        return f"is refused ({failure}). {LOG_IN} The signature of a URL may have expired."
+    return f"cannot be read: {failure}. Check the address of the file, and the credentials."

@@ -10,25 +10,22 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from dataclasses import replace
 
 from data.errors import BadRow
-from data.reading.content import suffixes
+from data.reading.formats import suffixes
 from data.reading.groups import Group
 from data.reading.table import MOST_ROW_BYTES, Row, Table
 
 TITLE = "CSV"
 DELIMITERS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}
 """By extension, what separates fields, and its name."""
-HEADER_BYTES = 1 << 16
-"""Bytes requested to read a header."""
 
 csv.field_size_limit(MOST_ROW_BYTES)  # of the process: the module has no other limit
 
 
 def groups(table: Table) -> list[Group]:
     """The file. Raises DataError if its header lacks the column."""
-    return table.whole() if columns(table) else []
+    return table.whole() if table.unopened or columns(table) else []
 
 
 def rows(table: Table, group: Group) -> Iterator[Row]:
@@ -51,10 +48,8 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
 
 
 def columns(table: Table) -> dict[str, str]:
-    """The names in the header."""
-    if not table.file.size:
-        return {}
-    header, _ = _opened(replace(table, ahead=HEADER_BYTES))
+    """The names in the header. Raises DataError if it lacks the column."""
+    header, _ = _opened(table) if table.file.size else ([], None)
     return dict.fromkeys(header, "text")
 
 
@@ -71,9 +66,8 @@ def _opened(table: Table) -> tuple[list[str], Iterator[list[str]]]:
     except csv.Error as error:
         name = table.file.name
         raise table.broken(f"the header of {name} cannot be read: {error}.") from error
-    for name in table.column.find(table.where, header) if header else ():
-        if header.count(name) > 1:
-            raise table.twice(name)
+    if header:
+        table.column.find(table.where, header)
     return header, records
 
 

@@ -1,16 +1,16 @@
-"""Formats of files. A new one is a module of this package, and its line here.
-
-The module has the functions of `Format` in data/reading/table.py.
-"""
+"""Formats and compressions of files: what their names say, and their first bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
-
-from data.errors import DataError
-from data.reading.content import suffixes
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from data.reading.table import Format
@@ -28,9 +28,93 @@ FORMATS = {
     ".tsv": CSV,
     ".parquet": PARQUET,
 }
-"""By file extension, the module of this package that reads the format."""
+"""By file extension, the module of this package that reads the format, with the functions of
+`Format` in data/reading/table.py. A new format is a module and its line here."""
 COMPRESSED_INSIDE = (PARQUET,)
 """Formats whose files are compressed inside, and not by another program."""
+
+BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""Raised by reading a broken compressed file."""
+BLOCK_BYTES = 1 << 16
+HEAD_BYTES = 512
+
+
+class _Streams(io.RawIOBase):
+    """Streams of bzip2 or xz in a file, one after another, with NUL bytes between them or not.
+
+    `bz2.open` and `lzma.open` take anything else that follows a stream for the end of the file, so
+    that the rest of a text would be missing without a word. Here it raises an error.
+    """
+
+    def __init__(self, decoder: Callable[[], Any], file: Any) -> None:
+        self._file, self._new_decoder, self._decoder = file, decoder, decoder()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = b""
+        while not content:
+            block = b""
+            if self._decoder.eof:
+                block = self._decoder.unused_data.lstrip(b"\0")
+                while not block and (following := self._file.read(BLOCK_BYTES)):
+                    block = following.lstrip(b"\0")
+                if not block:
+                    return 0
+                self._decoder = self._new_decoder()
+            elif self._decoder.needs_input and not (block := self._file.read(BLOCK_BYTES)):
+                raise EOFError("it ends in the middle of a compressed stream")
+            content = self._decoder.decompress(block, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def _open_streams(decoder: Callable[[], Any], file: Any) -> Any:
+    return io.BufferedReader(_Streams(decoder, file))
+
+
+def _open_zstd(file: Any) -> Any:
+    import pyarrow as pa  # a second of a start that reads no such file
+
+    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+
+
+COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": partial(_open_streams, bz2.BZ2Decompressor),
+    ".xz": partial(_open_streams, lzma.LZMADecompressor),
+    ".zst": _open_zstd,
+}
+"""By file extension, what wraps an open binary file."""
+NAMED = "compressed by {}. Give it a name that ends in {}"
+CONVERT = "UTF-16 or UTF-32. Convert it to UTF-8 first"
+OTHER_FORMATS = (
+    (b"\x1f\x8b", NAMED.format("gzip", ".gz")),
+    (b"BZh91AY&SY", NAMED.format("bzip2", ".bz2")),
+    (b"\xfd7zXZ\x00", NAMED.format("xz", ".xz")),
+    (b"\x28\xb5\x2f\xfd", NAMED.format("Zstandard", ".zst")),
+    (b"PK\x03\x04", "a ZIP archive. Unpack it first"),
+    (b"%PDF-", "a PDF document. Convert it to text first"),
+    (b"PAR1", "a Parquet table. Give it a name that ends in .parquet"),
+    (b"ARROW1", "an Arrow table. Convert it to Parquet first"),
+    (b"version https://git-lfs", "a Git LFS pointer. Fetch the file itself: git lfs pull"),
+    (b"\xff\xfe", CONVERT),
+    (b"\xfe\xff", CONVERT),
+    (b"\x00\x00\xfe\xff", CONVERT),
+)
+"""The first bytes, the format that they indicate, and what to do."""
+
+
+def suffixes(path: str) -> tuple[str, str]:
+    """The file extensions of format and compression, '' for none.
+
+    In lower case: `A.TXT.GZ` has the format of `a.txt.gz`.
+    """
+    name = path.lower().rpartition("/")[2]
+    ends = [f".{end}" for end in name.lstrip(".").split(".")[1:]]
+    compression = ends.pop() if ends and ends[-1] in COMPRESSIONS else ""
+    return ends[-1] if ends else "", compression
 
 
 def reader_of(name: str) -> Format:
@@ -45,25 +129,25 @@ def format_of(name: str) -> str | None:
     return None if kind in COMPRESSED_INSIDE and compression else kind
 
 
-def is_table(name: str) -> bool:
-    """Whether a file has rows and columns, by its extension."""
-    return format_of(name) not in (None, TEXT)
+def is_data(path: str) -> bool:
+    """Whether a file in a folder belongs to the data set: a table that is not hidden."""
+    parts = path.split("/")
+    is_hidden = any(part.startswith((".", "_")) for part in parts)
+    return not is_hidden and format_of(parts[-1]) not in (None, TEXT)
 
 
-def endings(tables: bool) -> str:
-    """The extensions of tables, or those of texts, in words."""
-    return listed(end for end, kind in FORMATS.items() if (kind != TEXT) == tables)
+def decompressed(name: str, file: Any) -> IO[bytes]:
+    """An open file of bytes, decompressed according to its name."""
+    compression = suffixes(name)[1]
+    return COMPRESSIONS[compression](file) if compression else file
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names in words: `.gz, .xz or .zst`."""
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def mixed_formats(source: str, names: Iterable[str]) -> DataError:
-    """The error for files of several formats."""
-    ends = sorted({suffixes(name)[0] or name for name in names})
-    return DataError(
-        f"data.source={source} mixes formats ({', '.join(ends)}). Name files of one format."
-    )
+def other_format(head: bytes) -> str | None:
+    """The format that the first bytes of a content indicate, and what to do; None for a text."""
+    for magic, what in OTHER_FORMATS:
+        if head.startswith(magic):
+            return what
+    # NUL is a character of UTF-8, but no text has many: a tar archive, UTF-16, a torn copy do.
+    if head.count(0) * 4 > len(head):
+        return "NUL bytes for the most part. Unpack it, convert it to UTF-8, or copy it again"
+    return None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.reading.content import suffixes
+from data.reading.formats import suffixes
 
 TRAIN = "train"
 """The split of a data set that is trained on."""
@@ -25,7 +24,7 @@ class DataFile:
     size: int
     """Bytes."""
     version: str
-    """Changes when the content does: an etag, a blob's id, or size and time."""
+    """Changes when the content does: an etag, a blob's id, or size, time and inode."""
 
     @property
     def is_remote(self) -> bool:
@@ -42,15 +41,6 @@ class DataFile:
         """Whether its extension says so."""
         return suffixes(self.name)[1] != ""
 
-    @property
-    def shown(self) -> str:
-        """A path that a user can paste into a command, or the name of a remote file."""
-        return self.name if self.is_remote else self.url
-
-    def of(self, source: str) -> str:
-        """The file and its source, for messages."""
-        return source if source.endswith(self.name) else f"{source}, {self.name}"
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -64,11 +54,11 @@ class Group:
     index: int
     """The index of the group in its file."""
     first_row: int | None
-    """The number of its first row in the file; None for lines, whose rows are counted by group."""
+    """The number of its first row in the file; None if rows are counted by group."""
     rows: int | None
-    """Number of rows; None for lines."""
+    """Number of rows; None if it is not known before they are read."""
     begin: int
-    """The first byte that is read. For lines, the group has the lines that begin in begin..end."""
+    """The first byte that is read. If `rows` is None, it has the rows that begin in begin..end."""
     end: int
     """The byte after the last."""
     bytes: int
@@ -101,12 +91,3 @@ class GroupText:
     """The text of every row that has one, each ending with a newline."""
     broken: str = ""
     """What was left out of the group and why; empty if nothing was."""
-
-
-def names_in_folder(paths: Sequence[str]) -> list[str]:
-    """Paths or URLs, relative to the deepest folder that contains all of them."""
-    folders = [path.split("/")[:-1] for path in paths]
-    shared = min(folders, key=len, default=[])
-    while any(folder[: len(shared)] != shared for folder in folders):
-        shared = shared[:-1]
-    return [path[len("/".join([*shared, ""])) :] for path in paths]

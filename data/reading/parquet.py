@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from common.printable import reason_of
-from data.errors import BrokenText
 from data.reading.groups import Group
 from data.reading.table import FileRange, Row, Table
 
@@ -22,11 +21,9 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
 
 TITLE = "Parquet"
-FOOTER_BYTES = 1 << 16
-"""Bytes read from the end of a file at first; most footers are smaller."""
-MAGIC = b"PAR1"
-KEPT_FOOTERS = 64
-"""How many footers are kept in memory."""
+PART_BYTES = 32 << 20
+"""Of an unopened file, a group has the row groups that begin in so many bytes."""
+FOOTERS_IN_MEMORY = 64
 ROWS_AT_ONCE = 1024
 JSON = "arrow.json"
 """The Arrow type in which `datasets` stores values of mixed types."""
@@ -35,112 +32,88 @@ Restore = Callable[[Any], Any]
 
 def groups(table: Table) -> list[Group]:
     """The row groups. Raises DataError if the file lacks the column, or has no texts there."""
+    if table.unopened:
+        return table.parts(PART_BYTES)
     footer = _footer_of(table)
-    types = _types_of(footer)
-    wanted = table.column.find(table.where, list(types))
-    names = footer.schema.to_arrow_schema().names
-    for name in wanted:
-        if names.count(name) > 1:
-            raise table.twice(name)
-        table.column.check_type(table.where, name, str(types[name]), _is_text(types[name]))
-    paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
-    leaves = [i for i, path in enumerate(paths) if _top(path, types) in wanted]
-    found, row, are_empty = [], 0, []
+    types, leaves = _wanted(table)
+    first_row, of_file, are_empty = 0, [], []
     for index in range(footer.num_row_groups):
-        group = footer.row_group(index)
-        chunks = [group.column(leaf) for leaf in leaves]
-        begin = min(map(_begin, chunks))
-        end = max(_begin(chunk) + chunk.total_compressed_size for chunk in chunks)
-        size = sum(chunk.total_uncompressed_size for chunk in chunks)
-        if group.num_rows:
-            found.append(Group(table.number, index, row, group.num_rows, begin, end, size))
+        chunks, count = _chunks(footer, index, leaves), footer.row_group(index).num_rows
+        if count:
+            size = sum(chunk.total_uncompressed_size for chunk in chunks)
+            of_file.append(Group(table.number, index, first_row, count, *_extent(chunks), size))
             are_empty.append(all(map(_is_empty, chunks)))
-        row += group.num_rows
-    is_null = all(pa.types.is_null(types[name]) for name in wanted)
-    if found and (is_null or all(are_empty)):
+        first_row += count
+    if of_file and (all(map(pa.types.is_null, types.values())) or all(are_empty)):
         raise table.no_text()
-    return found
+    return of_file
 
 
 def rows(table: Table, group: Group) -> Iterator[Row]:
-    """The rows of a row group, with the columns that are read.
+    """The rows of a row group, or of those that begin in a part of the file.
 
-    Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
+    Raises ValueError or OSError, of pyarrow and of the decoder, if one cannot be decoded.
     """
     from pyarrow import parquet
 
     footer = _footer_of(table)
-    types = _types_of(footer)
-    wanted = table.column.find(table.where, list(types))
-    restores = [restorer(types[name]) for name in wanted]
-    chunk = FileRange(table)
-    chunk.load(group.begin, group.end)
-    opened = parquet.ParquetFile(
-        chunk, metadata=footer, pre_buffer=False, page_checksum_verification=True
-    )
+    types, leaves = _wanted(table)
+    restores = {name: restorer(kind) for name, kind in types.items()}
     number = 0
-    with opened:
-        for batch in opened.iter_batches(
-            ROWS_AT_ONCE, row_groups=[group.index], columns=wanted, use_threads=False
-        ):
-            for values in _values([batch.column(name) for name in wanted], restores):
-                number += 1
-                yield number, dict(zip(wanted, values, strict=True))
+    for index in range(footer.num_row_groups) if group.rows is None else [group.index]:
+        begin, end = _extent(_chunks(footer, index, leaves))
+        if not group.begin <= begin < group.end:
+            continue
+        content = FileRange(table)
+        content.load(begin, end)
+        with parquet.ParquetFile(
+            content, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        ) as opened:
+            for batch in opened.iter_batches(
+                ROWS_AT_ONCE, row_groups=[index], columns=[*types], use_threads=False
+            ):
+                names = batch.schema.names  # in the order of the file
+                for values in _values(batch.columns, [restores[name] for name in names]):
+                    number += 1
+                    yield number, dict(zip(names, values, strict=True))
 
 
 def columns(table: Table) -> dict[str, str]:
     """The columns of a file with their Arrow types."""
-    return {name: str(kind) for name, kind in _types_of(_footer_of(table)).items()}
+    return {field.name: str(field.type) for field in _footer_of(table).schema.to_arrow_schema()}
 
 
+@lru_cache(FOOTERS_IN_MEMORY)
 def _footer_of(table: Table) -> FileMetaData:
-    """The footer of a file, which is kept in memory. Raises BrokenText if it is not Parquet."""
-    access, key = table.access, (table.file.url, table.file.version)
-    with access.lock:
-        if key in access.footers:
-            access.footers.move_to_end(key)
-            return access.footers[key]
-    footer = _parsed(table, table.kept("footer", lambda: _footer_bytes(table)))
-    with access.lock:
-        access.footers[key] = footer
-        while len(access.footers) > KEPT_FOOTERS:
-            access.footers.popitem(last=False)
-    return footer
-
-
-def _footer_bytes(table: Table) -> bytes:
-    size = table.file.size
-    begin = max(0, size - FOOTER_BYTES)
-    tail = table.read(begin, size)
-    if len(tail) < 12 or not tail.endswith(MAGIC):
-        raise _broken(table, "it does not end as a Parquet file")
-    length = struct.unpack("<I", tail[-8:-4])[0] + 8
-    if length > size:
-        raise _broken(table, "its footer is longer than the file")
-    if length > len(tail):
-        tail = table.read(size - length, begin) + tail
-    footer = bytes(tail[-length:])
-    _parsed(table, footer)  # a damaged one is not kept
-    return footer
-
-
-def _parsed(table: Table, footer: bytes) -> FileMetaData:
+    """The footer of a file. Raises BrokenText if it is not Parquet."""
     from pyarrow import parquet
 
+    def fetch() -> bytes:
+        footer = io.BytesIO()
+        parquet.read_metadata(FileRange(table)).write_metadata_file(footer)
+        return footer.getvalue()
+
     try:
-        return parquet.read_metadata(io.BytesIO(MAGIC + footer))
+        return parquet.read_metadata(io.BytesIO(table.kept("footer", fetch)))
     except (pa.ArrowException, OSError) as error:
-        raise _broken(table, reason_of(error)) from error
+        raise table.broken(
+            f"{table.file.name} cannot be read as Parquet: {reason_of(error)}. Copy it again, or "
+            "leave it out."
+        ) from error
 
 
-def _broken(table: Table, reason: str) -> BrokenText:
-    return table.broken(
-        f"{table.file.name} cannot be read as Parquet: {reason}. Copy it again, or leave it out."
-    )
+def _wanted(table: Table) -> tuple[dict[str, pa.DataType], list[int]]:
+    """The columns that are read with their types, and the numbers of their leaves.
 
-
-def _types_of(footer: FileMetaData) -> dict[str, pa.DataType]:
-    return {field.name: field.type for field in footer.schema.to_arrow_schema()}
+    Raises DataError if there are none, or none of texts.
+    """
+    schema = _footer_of(table).schema
+    types = {field.name: field.type for field in schema.to_arrow_schema()}
+    wanted = {name: types[name] for name in table.column.find(table.where, [*types])}
+    for name, kind in wanted.items():
+        table.column.check_type(table.where, name, str(kind), _is_text(kind))
+    paths = [schema.column(leaf).path for leaf in range(len(schema))]
+    return wanted, [leaf for leaf, path in enumerate(paths) if _top(path, types) in wanted]
 
 
 def _top(path: str, columns: Collection[str]) -> str:
@@ -150,10 +123,20 @@ def _top(path: str, columns: Collection[str]) -> str:
     return path
 
 
-def _begin(chunk: ColumnChunkMetaData) -> int:
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-        return int(min(chunk.data_page_offset, chunk.dictionary_page_offset))
-    return int(chunk.data_page_offset)
+def _chunks(footer: FileMetaData, index: int, leaves: list[int]) -> list[ColumnChunkMetaData]:
+    group = footer.row_group(index)
+    return [group.column(leaf) for leaf in leaves]
+
+
+def _extent(chunks: list[ColumnChunkMetaData]) -> tuple[int, int]:
+    """The first byte of a row group's columns, and the one after the last."""
+    begins = [
+        # Some writers give 0 for the dictionary page that they do not have.
+        min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+        for chunk in chunks
+    ]
+    sizes = [chunk.total_compressed_size for chunk in chunks]
+    return min(begins), max(begin + size for begin, size in zip(begins, sizes, strict=True))
 
 
 def _is_empty(chunk: ColumnChunkMetaData) -> bool:

@@ -1,61 +1,162 @@
-"""Reads the documents of a file of any format: of one group of its rows, or of all."""
+"""Lists the groups of rows of a source, and reads the documents of one, whatever their format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import islice
-from typing import Any, NamedTuple
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import fields, replace
+from operator import attrgetter
 
-from common.printable import reason_of
+from common.printable import reason_of, redact_urls
 from data.columns import TextColumn
 from data.errors import BadRow, BrokenText, DataError
+from data.progress import Progress
 from data.reading.access import Access
+from data.reading.files import find_files, format_of_all
 from data.reading.formats import format_of, reader_of
-from data.reading.groups import Group, GroupText, Listing
+from data.reading.groups import TRAIN, DataFile, Group, GroupText, Listing
 from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, Table
 
-FIRST_BYTES = 16 << 20
-"""One of the rows in the first bytes of a file must have the column."""
+SAMPLE_BYTES = 1 << 16
+"""Both ends of a local file, and its size, identify its content."""
+READERS = 16
+"""How many footers and headers are read at the same time."""
+FEW_FILES = 64
+"""More remote files than these are not opened before their rows are read."""
 FIRST_REQUEST_BYTES = 1 << 18
-"""Requested at once for these rows."""
+"""Requested at once to look at the columns of a file."""
 MOST_COLUMNS = 1000
 """How many column names are collected for an error."""
 
-
-class Document(NamedTuple):
-    """A row, and its text."""
-
-    row: int
-    """The number of the row in its group, as a person counts."""
-    text: str
-    """The text with a final newline; empty for a row without text."""
-    values: Mapping[str, Any]
-    """By column."""
+VALUES = attrgetter(*(field.name for field in fields(Group)))
 
 
 def format_for(table: Table) -> Format:
-    """The module that reads a file."""
-    return reader_of(str(format_of(table.file.name)))
+    """The module that reads a file; one with an unknown extension is a text."""
+    return reader_of(format_of(table.file.name) or "text")
 
 
-def groups_of(table: Table) -> list[Group]:
-    """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged."""
+def list_source(
+    source: str,
+    text_column: str,
+    access: Access,
+    revision: str | None = None,
+    split: str = TRAIN,
+    skip_broken: bool = False,
+) -> Listing:
+    """The files of `source` and their groups of rows, in the same order on every machine.
+
+    A source is a folder, a path or a pattern of this machine; a data set of the Hub as `owner/name`
+    or `owner/name@revision`, of which a `split` of the default configuration is read; files of it
+    as `hf://datasets/owner/name@revision/data/*.parquet`; or another URL: http(s), or what
+    fsspec has a file system for. `revision` is the commit of an earlier start. With `skip_broken` a
+    first file that is none is left to whoever reads it.
+
+    Raises DataError if there are no such files or if they cannot be streamed, and TextUnreachable
+    if a network or a server fails for longer than a start waits.
+    """
+    name = redact_urls(source)
+    with access.at_start(), Progress(access.say) as progress:
+        progress.doing(f"listing {name}")
+        commit, files = find_files(access, source, revision, split)
+        kind = format_of_all(name, files)
+        progress.doing(f"listing {name}", len(files))
+        column = TextColumn(text_column)
+        unopened = sum(file.is_remote for file in files) > FEW_FILES
+        tables = [
+            Table(access, name, column, file, number, unopened=unopened)
+            for number, file in enumerate(files)
+        ]
+        with suppress(*(BrokenText,) if skip_broken else ()):
+            check_columns(tables[0])
+        groups = _groups(tables, progress)
+        contents = [content_of(access, name, file) for file in files]
+    if not groups:
+        raise DataError(f"data.source={name} is empty: it has no rows.")
+    digest = _fingerprint([kind, text_column], contents, files, groups)
+    return Listing(name, commit, kind, text_column, tuple(files), tuple(groups), digest)
+
+
+def check_columns(table: Table) -> None:
+    """Raise DataError if a file's first rows, header or footer lack the column."""
+    if names := columns_of(table):
+        table.column.find(table.where, names)
+
+
+def columns_of(table: Table) -> dict[str, str]:
+    """Name and type of each column. Raises BrokenText if the file is damaged."""
+    table = replace(table, ahead=FIRST_REQUEST_BYTES)
     try:
-        return format_for(table).groups(table)
+        return format_for(table).columns(table) if table.file.size else {}
     except DataError:
         raise
     except UNREADABLE as error:
         raise table.unreadable(None, 0, error) from error
 
 
-def documents(table: Table, group: Group, left_out: list[str] | None = None) -> Iterator[Document]:
-    """The rows of a group, in order. All texts of tables are read here.
+def _groups(tables: Sequence[Table], progress: Progress) -> list[Group]:
+    groups: list[Group] = []
+    pool = ThreadPoolExecutor(READERS)
+    try:
+        for of_file in pool.map(groups_of, tables):
+            groups += of_file
+            progress.done += 1
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return groups
 
-    Raises BrokenText for a bad row, or adds it to `left_out`, if that is given. Raises it also if
-    the rest of the group cannot be decoded.
+
+def groups_of(table: Table) -> list[Group]:
+    """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged."""
+    try:
+        groups = format_for(table).groups(table)
+    except DataError:
+        raise
+    except UNREADABLE as error:
+        raise table.unreadable(None, 0, error) from error
+    for group in groups:
+        # The size of a compressed text is known only once it is read.
+        if group.bytes > MOST_GROUP_BYTES and not table.file.is_compressed:
+            raise table.too_large(group)
+    return groups
+
+
+def content_of(access: Access, source: str, file: DataFile) -> str:
+    """What identifies the content of a file on every machine."""
+    if file.is_remote:
+        return file.version
+    begin = end = access.read(source, file, 0, SAMPLE_BYTES)
+    if file.size > SAMPLE_BYTES:
+        end = access.read(source, file, file.size - SAMPLE_BYTES, file.size)
+    return hashlib.sha256(begin + end).hexdigest()
+
+
+def _fingerprint(
+    parts: list[str], contents: list[str], files: list[DataFile], groups: Iterable[Group]
+) -> str:
+    """Without paths and times, which differ between machines."""
+    digest = hashlib.sha256(json.dumps(parts).encode())
+    for content, file in zip(contents, files, strict=True):
+        digest.update(json.dumps([content, file.name, file.size]).encode())
+    for group in groups:
+        digest.update(repr(VALUES(group)).encode())
+    return digest.hexdigest()
+
+
+def documents(
+    table: Table, group: Group, left_out: list[str] | None = None
+) -> Iterator[tuple[int, str]]:
+    """The number and the text of each row of a group that has one, with a final newline.
+
+    All texts of tables are read here. Raises BrokenText for a bad row, or adds it to `left_out`, if
+    that is given; if the rest of the group cannot be decoded; and if the group is all of its file
+    and no row has the column, or a text.
     """
-    number = 0
+    number, has_rows, has_column, has_text = 0, False, False, False
+    names: dict[str, None] = {}
     try:
         for number, values in format_for(table).rows(table, group):
             try:
@@ -65,72 +166,21 @@ def documents(table: Table, group: Group, left_out: list[str] | None = None) -> 
             except BadRow as error:
                 if left_out is None:
                     raise table.broken_row(group, number, error) from error
-                row = table.row_in_words(group, number, counted=False)
-                left_out.append(f"{row} ({reason_of(error)})")
-            else:
-                yield Document(number, text, values)
+                left_out.append(f"{table.row_in_words(group, number)} ({reason_of(error)})")
+                continue
+            has_rows = True
+            if not has_column:
+                has_column = bool(table.column.among(values))
+                names |= dict.fromkeys(values) if len(names) < MOST_COLUMNS else {}
+            if text:
+                has_text = True
+                yield number, text
     except DataError:
         raise
     except UNREADABLE as error:
         raise table.unreadable(group, number, error) from error
-
-
-class Seen:
-    """Whether any row of a file has the column, and a text in it."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._has_rows = self._has_column = self._has_text = False
-        self._names: dict[str, None] = {}
-
-    def add(self, document: Document) -> None:
-        """Note a row."""
-        self._has_rows = True
-        self._has_text |= document.text != ""
-        if not self._has_column:
-            self._has_column = bool(self._table.column.among(document.values))
-            names = islice(document.values, MOST_COLUMNS - len(self._names))
-            self._names.update(dict.fromkeys(names))
-
-    def check(self, are_all: bool = True) -> None:
-        """Raise DataError if no row had the column or, if these are all rows, a text."""
-        if self._names and not self._has_column:
-            raise self._table.column.missing(self._table.where, self._names)
-        if are_all and self._has_rows and not self._has_text:
-            raise self._table.no_text()
-
-
-def documents_of(table: Table) -> Iterator[tuple[Group, Document]]:
-    """All rows of a file. Raises DataError for a bad row, and if no row has a text."""
-    seen = Seen(table)
-    for group in groups_of(table):
-        for document in documents(table, group):
-            seen.add(document)
-            yield group, document
-    seen.check()
-
-
-def check_first_rows(table: Table) -> None:
-    """Raise DataError if no row that a file begins with has the column, or of a small file a text.
-
-    A remote file is read for this only once.
-    """
-    table.kept("text", lambda: _check_first_rows(table), table.column.key)
-
-
-def _check_first_rows(table: Table) -> bytes:
-    """The check; the empty file that is kept records that it passed."""
-    seen, size = Seen(table), 0
-    (group,) = table.whole()
-    for document in documents(replace(table, ahead=FIRST_REQUEST_BYTES), group):
-        if document.text:
-            return b""
-        seen.add(document)
-        size += len(str(document.values))
-        if size > FIRST_BYTES:
-            break
-    seen.check(are_all=size <= FIRST_BYTES)
-    return b""
+    if table.is_whole(group) and has_rows and not has_text:
+        raise table.no_text() if has_column else table.column.missing(table.where, names)
 
 
 def read_group(
@@ -152,8 +202,6 @@ def read_group(
         except BrokenText as error:
             if is_last and not skip_broken:
                 remedy = "data.skip_broken=true leaves out what is broken."
-                if not str(error).endswith("."):  # it ends with a command, which people paste
-                    remedy = f"({remedy})"
                 raise BrokenText(f"{error} {remedy}") from error
     bad: list[str] = []
     try:
@@ -165,14 +213,10 @@ def read_group(
 
 
 def _texts(table: Table, group: Group, left_out: list[str] | None = None) -> list[str]:
-    seen, texts, size = Seen(table), [], 0
-    for document in documents(table, group, left_out):
-        seen.add(document)
-        if document.text:
-            size += len(document.text)  # at least as many bytes
-            if size > MOST_GROUP_BYTES:
-                raise table.too_large(group)
-            texts.append(document.text)
-    if table.is_whole(group):
-        seen.check()
+    texts, size = [], 0
+    for _, text in documents(table, group, left_out):
+        size += len(text)  # at least as many bytes
+        if size > MOST_GROUP_BYTES:
+            raise table.too_large(group)
+        texts.append(text)
     return texts

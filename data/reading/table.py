@@ -7,10 +7,8 @@ records after the header, of Parquet the rows of the file.
 from __future__ import annotations
 
 import io
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import IO, Any, Protocol
 
 from common.printable import reason_of
@@ -18,17 +16,19 @@ from common.shared_files import digest_of, keep, kept
 from data.columns import TextColumn
 from data.errors import BadRow, BrokenText
 from data.reading.access import Access
-from data.reading.content import (
+from data.reading.formats import (
     BROKEN_COMPRESSION,
+    COMPRESSED_INSIDE,
     HEAD_BYTES,
     decompressed,
-    refuse_content,
-    refuse_uncompressed,
+    format_of,
+    other_format,
 )
 from data.reading.groups import DataFile, Group
 
 AHEAD_BYTES = 32 << 20
 """What is requested at once of a file that is read from its beginning to its end."""
+PIECE_BYTES = 1 << 20
 PACKED_RATIO = 3
 """About how much larger a compressed text is in memory."""
 MOST_ROW_BYTES = 256 << 20
@@ -36,13 +36,8 @@ MOST_GROUP_BYTES = 4 << 30
 """The most text that is streamed at once; a table that is prepared is read row by row."""
 UNREADABLE = (ValueError, NotImplementedError, *BROKEN_COMPRESSION)
 """Errors of the decoders for a broken file; the first two are bases of those of pyarrow."""
-PIECE_BYTES = 1 << 20
-LONG_WINDOW = "Frame requires too much memory"
-"""Zstandard's error for a file that was compressed with more than `--long=27`."""
-
-
 Row = tuple[int, Mapping[str, Any] | BadRow]
-"""The number of a row and its values by column, as `json`, `csv` and pyarrow return them.
+"""The number of a row, and its values by column, as `json`, `csv` and pyarrow return them.
 
 A person counts so: from 1 in its group, and for JSON lines blank lines, too.
 """
@@ -62,14 +57,14 @@ class Format(Protocol):
 
     def rows(self, table: Table, group: Group) -> Iterator[Row]:
         """The rows of a group in their order; a bad one as its error. Parquet has only the columns
-        that are read.
+        that are read. The group may be `table.whole()`.
 
         Raises DataError if the file lacks the column; ValueError, OSError or another of UNREADABLE
         if the rest of the group cannot be decoded.
         """
 
     def columns(self, table: Table) -> dict[str, str]:
-        """The columns of a file, each with its type in words; for JSON those of the first row."""
+        """The columns of a file, each with its type in words; for JSON those of its first rows."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +78,17 @@ class Table:
     file: DataFile
     number: int = 0
     """The index of the file in its listing."""
-    ahead: int | None = None
-    """How many bytes `open` requests at once; `AHEAD_BYTES` if it is None."""
+    ahead: int = AHEAD_BYTES
+    """How many bytes `open` requests at once."""
+    unopened: bool = False
+    """Whether its groups follow from its name and size alone: of many remote files, a request for
+    each would take longer than the start, and meet the rate limit of the Hub."""
 
     @property
     def where(self) -> str:
         """The file and its source, for messages."""
-        return self.file.of(self.source)
+        source, name = self.source, self.file.name
+        return source if source.endswith(name) else f"{source}, {name}"
 
     def read(self, begin: int, end: int) -> bytes | bytearray:
         """Bytes of the file. Raises as `Access.read`."""
@@ -101,18 +100,22 @@ class Table:
         Raises BrokenText if these are of another format, OSError or EOFError if it is not
         compressed as its name says.
         """
-        raw = FileRange(self, AHEAD_BYTES if self.ahead is None else self.ahead)
-        refuse_uncompressed(self.source, self.file.shown, raw.read(HEAD_BYTES))
-        head = decompressed(self.file.name, raw.reopened()).read(HEAD_BYTES)
-        refuse_content(self.file.shown, head)
-        # Opened anew, because not every decompressor can seek back.
+        raw = FileRange(self, self.ahead)
+        head = decompressed(self.file.name, raw).read(HEAD_BYTES)
+        self.refuse_content(head)
+        # Opened anew, because not every decompressor can seek back, and some close the file.
         return decompressed(self.file.name, raw.reopened()), head
 
-    def kept(self, kind: str, make: Callable[[], bytes], *key: str) -> bytes:
+    def refuse_content(self, head: bytes) -> None:
+        """Raise BrokenText if the first bytes of the content are of another format."""
+        if what := other_format(head):
+            raise self.broken(f"{self.file.name} is not UTF-8 text, but {what}.")
+
+    def kept(self, kind: str, make: Callable[[], bytes]) -> bytes:
         """Return what `make` returns; for a remote file, keep it on the disk for later starts."""
         if not self.file.is_remote:
             return make()
-        name = f"{digest_of(self.file.url, self.file.version, *key)}.{kind}"
+        name = f"{digest_of(self.file.url, self.file.version)}.{kind}"
         path = self.access.cache_dir / "streams" / name
         content = kept(path)
         if content is None:
@@ -122,27 +125,29 @@ class Table:
 
     def whole(self) -> list[Group]:
         """The whole file as one group; none if it is empty."""
-        size = self.file.size
-        text_bytes = size * (PACKED_RATIO if self.file.is_compressed else 1)
-        return [Group(self.number, 0, None, None, 0, size, text_bytes)] if size else []
+        return self.parts(self.file.size)
+
+    def parts(self, size: int) -> list[Group]:
+        """The groups of rows that begin in each `size` bytes of the file."""
+        name = self.file.name
+        is_packed = self.file.is_compressed or format_of(name) in COMPRESSED_INSIDE
+        ratio = PACKED_RATIO if is_packed else 1
+        parts = []
+        for index, begin in enumerate(range(0, self.file.size, max(size, 1))):
+            end = min(begin + size, self.file.size)
+            parts.append(Group(self.number, index, None, None, begin, end, (end - begin) * ratio))
+        return parts
 
     def is_whole(self, group: Group) -> bool:
         """Whether a group is all of the file."""
         return (group.begin, group.end) == (0, self.file.size)
 
-    def row_in_words(self, group: Group, number: int, counted: bool = True) -> str:
-        """Row `number` of a group as a person finds it in its file.
-
-        With `counted`, the lines of a local file before the group are counted.
-        """
+    def row_in_words(self, group: Group, number: int) -> str:
+        """Row `number` of a group as a person finds it in its file."""
         name = self.file.name
-        if group.first_row is not None:
-            return f"row {group.first_row + number:,} of {name}"
-        if group.begin == 0:
-            return f"row {number:,} of {name}"
-        if self.file.is_remote or not counted:
+        if group.first_row is None and group.begin:  # nobody has counted the rows before it
             return f"row {number:,} of {name} from byte {group.begin:,} on"
-        return f"row {_lines_before(self.file.url, group.begin) + number:,} of {name}"
+        return f"row {(group.first_row or 0) + number:,} of {name}"
 
     def group_in_words(self, group: Group) -> str:
         """The rows of a group."""
@@ -155,21 +160,18 @@ class Table:
 
     def broken_row(self, group: Group, number: int, error: BadRow) -> BrokenText:
         """The error for a row that is not a document."""
-        remedy = error.remedy_for(self.file.shown)
         row = self.row_in_words(group, number)
-        return self.broken(f"{row} cannot be read: {reason_of(error)}. {remedy}.")
+        return self.broken(f"{row} cannot be read: {reason_of(error)}. {error.remedy}.")
 
     def unreadable(self, group: Group | None, after: int, error: Exception) -> BrokenText:
         """The error for a group that cannot be decoded after its row number `after`, or a file."""
         what = self.file.name if group is None else self.group_in_words(group)
         if group is not None and after:
             what = f"the part after {self.row_in_words(group, after)}"
-        remedy = "It is damaged or incomplete: copy it again, or leave it out"
-        if LONG_WINDOW in str(error):
-            packed = shlex.quote(self.file.shown)
-            name = shlex.quote(f"short-{PurePosixPath(self.file.name).name}")
-            remedy = f"Recompress it: zstd -dc --long=31 {packed} | zstd > {name}"
-        return self.broken(f"{what} cannot be read: {reason_of(error)}. {remedy}.")
+        return self.broken(
+            f"{what} cannot be read: {reason_of(error)}. It is damaged, incomplete or not what its "
+            "name says: copy it again, or leave it out."
+        )
 
     def no_text(self) -> BrokenText:
         """The error for a file without a text in any row."""
@@ -177,10 +179,6 @@ class Table:
             f"no row of {self.file.name} has a text in {self.column.shown}. Leave the file out, or "
             "name another column with data.text_column."
         )
-
-    def twice(self, name: str) -> BrokenText:
-        """The error for a table with two columns of the name that is read."""
-        return self.broken(f"{self.file.name} has {name} twice. Rename one column.")
 
     def too_large(self, group: Group) -> BrokenText:
         """The error for a group that does not fit into memory."""
@@ -223,9 +221,6 @@ class FileRange(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         size = self._table.file.size
         self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: size}[whence] + offset
@@ -234,24 +229,14 @@ class FileRange(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         end = self._table.file.size
         first, last = self._at, end if size < 0 else max(self._at, min(self._at + size, end))
-        if not self._begin <= first <= last <= self._begin + len(self._bytes):
+        if first < self._begin or last > self._begin + len(self._bytes):
             self.load(first, max(last, first + self._ahead))
-        found = bytes(self._bytes[first - self._begin : last - self._begin])
-        self._at += len(found)
-        return found
+        content = bytes(self._bytes[first - self._begin : last - self._begin])
+        self._at += len(content)
+        return content
 
 
 def check_length(size: int) -> None:
     """Raise ValueError if a row of this many bytes is too long."""
     if size > MOST_ROW_BYTES:
         raise ValueError(f"its row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")
-
-
-def _lines_before(path: str, end: int) -> int:
-    """How many lines begin before byte `end`, which is not 0."""
-    lines, left = 1, end - 1
-    with open(path, "rb") as opened:
-        while left and (piece := opened.read(min(PIECE_BYTES, left))):
-            lines += piece.count(b"\n")
-            left -= len(piece)
-    return lines

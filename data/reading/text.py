@@ -6,9 +6,8 @@ import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from data.errors import BrokenText, DataError
+from data.errors import DataError
 from data.pieces import Piece, with_final_newline
-from data.reading.content import LATIN, iconv
 from data.reading.groups import Group
 from data.reading.table import UNREADABLE, Row, Table
 
@@ -54,30 +53,25 @@ def text_pieces(tables: Sequence[Table]) -> Iterator[Piece]:
 def _decoded(table: Table) -> Iterator[str]:
     """The text, in pieces. Raises BrokenText if it cannot be decoded."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = 0  # of this piece, in bytes
+    offset, piece = 0, b"?"
     has_begun = False  # a decompressor may give less than one character at first
     try:
         content, _ = replace(table, ahead=PIECE_BYTES).open()
-        while piece := content.read(PIECE_BYTES):
+        while piece:
+            piece = content.read(PIECE_BYTES)
             undecoded = len(decoder.getstate()[0])
             try:
-                text = decoder.decode(piece)
+                text = decoder.decode(piece, final=not piece)
             except UnicodeDecodeError as error:
-                raise _not_utf8(table, offset - undecoded + error.start) from error
-            yield text if has_begun else text.removeprefix("\ufeff")
+                raise table.broken(
+                    f"{table.file.name} is not UTF-8: byte {offset - undecoded + error.start} "
+                    "(counted from 0) is not valid. Convert it to UTF-8 first."
+                ) from error
+            if shown := text if has_begun else text.removeprefix("\ufeff"):
+                yield shown
             has_begun |= text != ""
             offset += len(piece)
     except DataError:
         raise
     except UNREADABLE as error:
         raise table.unreadable(None, 0, error) from error
-    if undecoded := len(decoder.getstate()[0]):
-        raise _not_utf8(table, offset - undecoded)
-
-
-def _not_utf8(table: Table, offset: int) -> BrokenText:
-    file = table.file.shown
-    return BrokenText(
-        f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) is not valid. "
-        f"Convert it first, for example, {LATIN}: {iconv('CP1252', file)}"
-    )

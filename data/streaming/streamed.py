@@ -25,8 +25,7 @@ from data.progress import Progress
 from data.public_names import public_name
 from data.reading.access import Access
 from data.reading.groups import TRAIN, Listing
-from data.reading.listing import list_source
-from data.reading.rows import read_group
+from data.reading.rows import list_source, read_group
 from data.round_trip import round_trip
 from data.streaming.cache import TokenCache
 from data.streaming.walk import Block, Cursor, ReadAhead, StreamOrder, Walk

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 
 from data.corpus import Corpus
 from data.reading.access import Access
-from data.reading.listing import list_source
-from data.reading.rows import read_group
+from data.reading.rows import list_source, read_group
 from data.streaming.streamed import fixed_tokenizer, stream_corpus
 from data.streaming.windows import Stream
 from data.tokenizer import OF_BYTES

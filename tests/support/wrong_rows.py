@@ -12,8 +12,7 @@ from pyarrow import parquet
 from data.columns import TextColumn
 from data.errors import DataError
 from data.reading.access import Access
-from data.reading.listing import list_source
-from data.reading.rows import read_group
+from data.reading.rows import list_source, read_group
 from data.sources import open_source
 
 
@@ -55,9 +54,6 @@ A = {"text": "a"}
 QUOTED = "Quote a field that has commas in it, or name every column"
 
 
-LONG_ZSTD = bytes.fromhex("28b52ffd04a8010000")
-
-
 LATIN = "text,n\na,1\nb,2\ncafé,3\n".encode("latin-1")
 
 
@@ -73,21 +69,15 @@ WRONG = {
         r"row 2 of a\.json .* holds float, not text: 1\.5\. Convert it to text",
     ),
     "after blank lines": ("a.jsonl", lines(A, "\n", "{\n"), "row 3 of a.jsonl .* not JSON"),
-    "a key twice": (
-        "a.jsonl",
-        lines(A, '{"text": "a", "text": "b"}\n'),
-        "row 2 of a.jsonl .* has text twice",
+    "an array that is cut": (
+        "a.json",
+        b'[{"text": "a"}, {"te',
+        "a.json cannot be read: Unterminated string",
     ),
-    "an array that is cut": ("a.json", b'[{"text": "a"}, {"te', "the part after row 1 of a.json"),
     "GeoJSON": (
         "a.json",
         json.dumps({"type": "FeatureCollection", "features": [{"properties": A}]}).encode(),
         "text is not a column of .*a.json. Its columns: type, features",
-    ),
-    "GeoJSON of several lines": (
-        "a.json",
-        json.dumps({"features": [A]}, indent=1).encode(),
-        "row 1 of a.json .* not JSON .*Each row must be an object on a line of its own",
     ),
     "more fields than the header": (
         "a.csv",
@@ -96,14 +86,13 @@ WRONG = {
     ),
     "a stray quote": ("a.csv", b'text,n\na,1\n"b"c,2\n', "row 2 of a.csv .* quotes"),
     "a quote that never ends": ("a.csv", b'text,n\na,1\n"b,2\n', "row 2 of a.csv .* quotes"),
-    "Latin-1": ("a.csv", LATIN, r"row 3 of a.csv .* byte 0xe9\. Convert .* CP1252 .* > utf8\.csv"),
-    "UTF-16": ("a.csv", "text\na\n".encode("utf-16"), r"UTF-16\. .* iconv -f UTF-16 .* utf8\.csv"),
+    "Latin-1": ("a.csv", LATIN, r"row 3 of a.csv .* byte 0xe9\. Convert the file to UTF-8 first\."),
     "semicolons": ("a.csv", b"n;text\n1;a\n", r"text is not a column .* Its columns: n;text\."),
     "no such column": ("a.csv", b"txt,n\na,1\n", r"Its columns: txt, n\. Did you mean txt\?"),
     "very many columns": (
         "a.jsonl",
         lines({f"column {number}": 1 for number in range(3000)}),
-        "column 0, column 1, .* and 980 more",
+        "column 0, column 1, .* and 2,980 more",
     ),
     "a cut gzip": (
         "a.jsonl.gz",
@@ -117,35 +106,15 @@ WRONG = {
     ),
     "a number in Parquet": ("a.parquet", table(1, 2), "a.parquet holds int64, not text"),
     "a value that is nested too deeply": (
-        "a.json",
-        b'[{"text": "a"}, {"text": "a", "n": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]",
-        "the part after row 1 of a.json .* nested too deeply",
-    ),
-    "a column twice in Parquet": (
-        "a.parquet",
-        packed(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])),
-        r"a\.parquet has text twice\. Rename one column\.",
+        "a.jsonl",
+        lines(A, '{"n": ' + "[" * 10**5 + "]" * 10**5 + "}\n"),
+        "row 2 of a.jsonl cannot be read: it is not JSON",
     ),
     "only empty texts in Parquet": ("a.parquet", table("", None, ""), "no row of a.parquet has"),
     "only nulls in Parquet": ("a.parquet", table(None, None), "no row of a.parquet has a text"),
-    "a pointer of Git LFS": (
-        "a.csv",
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-        "a.csv is a Git LFS pointer.* git lfs pull",
-    ),
     "not compressed": (
         "a.jsonl.gz",
         lines(A),
-        r"a.jsonl.gz .*: it is not compressed as its name says\. .* a name without \.gz",
-    ),
-    "Zstandard with a long window": (
-        "a.jsonl.zst",
-        LONG_ZSTD,
-        r"requires too much memory.*\. Recompress it: zstd -dc --long=31 \S+ \| zstd > short-a",
-    ),
-    "Zstandard by another name": (
-        "a.jsonl",
-        pa.compress(lines(A), "zstd", asbytes=True),
-        r"zstd -dc .* > a-unpacked\.jsonl",
+        r"a.jsonl.gz .*: Not a gzipped file .* or not what its name says",
     ),
 }

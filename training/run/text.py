@@ -104,7 +104,7 @@ def open_text(
             say=say,
         )
     left_out = access.note_left_out if is_main else None
-    with access.waiting.at_start():
+    with access.at_start():
         return open_stream(
             data, listings, access, tokenizer, seed, reads_ahead=first, left_out=left_out, say=say
         )

@@ -18,9 +18,9 @@ import table_files
 from data.columns import MessagesColumn, TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
-from data.reading.access import Access, local_file
-from data.reading.listing import list_source
-from data.reading.rows import format_for, read_group
+from data.reading.access import Access
+from data.reading.files import local_file
+from data.reading.rows import format_for, list_source, read_group
 from data.reading.table import Table
 from data.sources import open_source
 from stream_data import TEXTS, lines_of, parquet_of

@@ -37,7 +37,7 @@ def datasets_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr("data.reading.waiting.START_SECONDS", 0.1)
+    monkeypatch.setattr("data.reading.access.START_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -261,7 +261,6 @@ def test_a_table_of_empty_rows_is_empty(complaint, tmp_path):
         ("日本".encode() + b"abc\xff", 9),
         (b"abcde\xe6\x97", 5),  # the first two bytes of three
         ("é".encode() + b"\xf0\x9f\x99", 2),
-        (b"\xff\xfea\x00b\x00", 0),
     ],
 )
 def test_a_byte_that_is_not_utf8_is_named_by_its_offset(
@@ -270,7 +269,7 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_offset(
     monkeypatch.setattr(data.reading.text, "PIECE_BYTES", piece_bytes)
     path = put(tmp_path / "a.txt", content)
 
-    assert f"{path} is not UTF-8: byte {offset} " in complaint(path)
+    assert f"{path.name} is not UTF-8: byte {offset} " in complaint(path)
 
 
 def test_a_missing_column_is_told_with_those_there_are(complaint, tmp_path):
@@ -413,7 +412,8 @@ def test_a_url_that_does_not_give_its_file_leaves_nothing(
 
     assert reason in complaint(f"{address}/a.txt")
     gc.collect()  # an answer that was left open would warn here
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".lock"}
 
     answers["/a.txt"] = (200, {}, [TEXT.encode()])  # the next start is not misled
     assert text_of(f"{address}/a.txt") == TEXT

@@ -22,8 +22,7 @@ from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.reading.access import Access
 from data.reading.groups import DataFile, Group, GroupText, Listing
-from data.reading.listing import list_source
-from data.reading.rows import read_group
+from data.reading.rows import list_source, read_group
 from data.split import Split
 from data.streaming.cache import TokenCache
 from data.streaming.streamed import fixed_tokenizer

@@ -18,7 +18,7 @@ from data.loader import StepBatches, window_loader, windows_of
 from data.order import GROUPS, WHOLE, Mix, random_words, shares_of
 from data.reading.access import Access
 from data.reading.groups import DataFile, Group, Listing
-from data.reading.listing import list_source
+from data.reading.rows import list_source
 from data.split import Split
 from data.streaming.windows import epoch_windows, held_out_parts
 

@@ -20,7 +20,7 @@ from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
 from data.progress import Progress
-from data.reading import waiting
+from data.reading import access as waiting
 from data.sources import open_source
 from hubs import lead_here
 from loopback_hub import LoopbackHub
@@ -104,11 +104,6 @@ def test_another_split_is_not_read(hub_dataset, repository):
     folder = repository(train_txt=TEXT, test_txt="never")
 
     assert text_of(hub_dataset(folder, "text")) == LETTERS
-
-
-def test_a_text_has_no_other_column_than_its_text(hub_dataset, repository):
-    with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: text\."):
-        hub_dataset(repository(train_txt=TEXT), "body")
 
 
 def test_a_data_set_of_text_without_a_split_train_is_refused(hub_dataset, repository):
@@ -206,7 +201,7 @@ def test_another_commit_copies_what_has_changed(hub_dataset, repository, hub):
 
 
 def test_a_copy_that_fails_ends_the_others(hub_dataset, repository, hub, monkeypatch):
-    monkeypatch.setattr("data.reading.fetch.RANGE_BYTES", 1)
+    monkeypatch.setattr("data.reading.copies.RANGE_BYTES", 1)
     name = repository(train1_txt="a" * 5000, train2_txt="b" * 5000)
     hub.fault("resolve-get", "status", status=404, after=20, times=1)
     before = len(hub.requests)
@@ -230,7 +225,7 @@ def test_a_start_without_the_hub_reads_an_earlier_download(hub_dataset, reposito
 
 
 def test_a_copy_that_fails_is_continued(hub_dataset, repository, hub, monkeypatch):
-    monkeypatch.setattr("data.reading.fetch.RANGE_BYTES", 9)
+    monkeypatch.setattr("data.reading.copies.RANGE_BYTES", 9)
     name = repository(train_txt=TEXT)
     hub.fault("resolve-get", "status", status=503, after=2, times=2)
 
@@ -242,7 +237,7 @@ def test_a_disk_that_is_full_is_named(hub_dataset, repository, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     name = repository(train_txt=TEXT)
-    monkeypatch.setattr("data.reading.fetch.os.fsync", full)
+    monkeypatch.setattr("data.reading.copies.os.fsync", full)
     with pytest.raises(DataError, match=r"data\.cache_dir=.*No space left.* Free some space"):
         hub_dataset(name, "text")
 
