@@ -19,10 +19,9 @@ from data.errors import DataError, TextUnreachable
 from data.pieces import utf8_bytes
 from data.progress import Progress
 from data.reading.access import Access
-from data.reading.formats import reader_of
 from data.reading.groups import Group, Listing
 from data.reading.rows import list_source, read_group
-from data.reading.table import Table
+from data.reading.table import Table, reader_of
 from data.subwords import tokenizer_of
 from data.tokenizer import CHARACTERS, OF_BYTES, Tokenizer, bpe_size
 

@@ -9,11 +9,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from data.reading.table import Format
+from typing import IO, Any
 
 TEXT, LINES, CSV, PARQUET = "text", "lines", "csv", "parquet"
 FORMATS = {
@@ -115,11 +111,6 @@ def suffixes(path: str) -> tuple[str, str]:
     ends = [f".{end}" for end in name.lstrip(".").split(".")[1:]]
     compression = ends.pop() if ends and ends[-1] in COMPRESSIONS else ""
     return ends[-1] if ends else "", compression
-
-
-def reader_of(name: str) -> Format:
-    """The module that reads a format, imported on first use: pyarrow takes a second."""
-    return cast("Format", import_module(f"data.reading.{name}"))
 
 
 def format_of(name: str) -> str | None:

@@ -16,9 +16,9 @@ from data.errors import BadRow, BrokenText, DataError
 from data.progress import Progress
 from data.reading.access import Access
 from data.reading.files import find_files, format_of_all
-from data.reading.formats import format_of, reader_of
+from data.reading.formats import format_of
 from data.reading.groups import TRAIN, DataFile, Group, GroupText, Listing
-from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, Table
+from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, Table, reader_of
 
 SAMPLE_BYTES = 1 << 16
 """Both ends of a local file, and its size, identify its content."""

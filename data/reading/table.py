@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from importlib import import_module
+from typing import IO, Any, Protocol, cast
 
 from common.printable import reason_of
 from common.shared_files import digest_of, keep, kept
@@ -65,6 +66,11 @@ class Format(Protocol):
 
     def columns(self, table: Table) -> dict[str, str]:
         """The columns of a file, each with its type in words; for JSON those of its first rows."""
+
+
+def reader_of(name: str) -> Format:
+    """The module that reads a format, imported on first use: pyarrow takes a second."""
+    return cast("Format", import_module(f"data.reading.{name}"))
 
 
 @dataclass(frozen=True)

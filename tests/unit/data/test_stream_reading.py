@@ -17,8 +17,9 @@ from pyarrow import parquet
 from data.errors import BrokenText, DataError
 from data.reading import lines
 from data.reading.access import Access
-from data.reading.formats import FORMATS, reader_of
+from data.reading.formats import FORMATS
 from data.reading.rows import list_source, read_group
+from data.reading.table import reader_of
 from stream_data import ROWS, TEXTS, lines_of, write_parquet
 
 

@@ -235,7 +235,7 @@ def test_a_text_that_changes_while_it_is_prepared_is_told(
 ):
     path = tmp_path / "a.txt"
     path.write_bytes(TEXT.encode())
-    name = "_scan_text" if after == "the name is looked up" else "_write_tokens"
+    name = "_scan" if after == "the name is looked up" else "_write"
     really = getattr(data.prepare, name)
 
     def later(*arguments):
@@ -255,13 +255,13 @@ def test_a_text_that_changes_while_it_is_prepared_is_told(
 def test_a_text_that_is_gone_while_it_is_prepared_is_told(complaint, tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(TEXT.encode())
-    really = data.prepare._write_tokens
+    really = data.prepare._write
 
     def later(*arguments):
         path.unlink()
         return really(*arguments)
 
-    monkeypatch.setattr(data.prepare, "_write_tokens", later)
+    monkeypatch.setattr(data.prepare, "_write", later)
     assert f"cannot read {path}: No such file" in complaint(path)
 
 
