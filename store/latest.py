@@ -7,10 +7,11 @@ import re
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from snapshot.disk.folder import LARGEST_STEP, MANIFEST, parse_json
+from snapshot.disk.folder import DIGEST, LARGEST_STEP, MANIFEST, matches, parse_json
 from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"
@@ -19,7 +20,17 @@ SNAPSHOTS = "snapshots"
 """The folder of a store that holds its snapshots."""
 FOLDER = re.compile(rf"({SNAPSHOTS}/step-([0-9]{{8,13}})-([0-9a-z]{{1,8}}))/[^/]+")
 """A file of a snapshot: its folder, the step, and the beginning of the attempt's id."""
-LARGEST_GENERATION = 10**9
+SHAPE = {
+    **dict.fromkeys(("run_id", "attempt_id"), re.compile(".+")),
+    "generation": range(1, 10**9 + 1),
+    "step": range(LARGEST_STEP + 1),
+    "folder": re.compile(FOLDER.pattern.removesuffix("/[^/]+")),
+    "manifest_sha256": DIGEST,
+    **dict.fromkeys(("machine", "time"), str),
+    "best_step": int,
+    "best_loss": (None, float),
+}
+"""Of its JSON, for `matches`."""
 WRITTEN_BY_010 = "was written by 0.1.0: train on from its weights"
 
 
@@ -68,19 +79,10 @@ def read_latest(file: bytes, name: str) -> Latest:
             f"{LATEST} of {name} has format version {version!r:.40}; this program reads "
             f"version {FORMAT_VERSION}"
         )
-    names = {entry.name: entry.type for entry in fields(Latest)}
-    kinds = {"str": (str,), "int": (int,), "float | None": (float, type(None))}
-    valid = version is not None and set(content) >= set(names)
-    if valid:
-        valid = all(type(content[field]) in kinds[str(kind)] for field, kind in names.items())
-    if valid:
-        match = FOLDER.fullmatch(f"{content['folder']}/{MANIFEST}")
-        valid = match is not None and int(match[2]) == content["step"] <= LARGEST_STEP
-        valid = valid and bool(content["run_id"] and content["attempt_id"])
-        valid = valid and 0 < content["generation"] <= LARGEST_GENERATION
-    if not valid or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
+    found: Any = {} if version is None else {key: content.get(key) for key in SHAPE}
+    if not matches(found, SHAPE) or remote_step(found["folder"]) != found["step"]:
         raise SnapshotError(f"{LATEST} of {name} is not one of this project's")
-    latest = Latest(**{field: content[field] for field in names})
+    latest = Latest(**found)
     # What is below all losses, or cannot be compared, would stay the best for good.
     loss = -1.0 if latest.best_loss is None else latest.best_loss
     has_best = 0 < latest.best_step <= LARGEST_STEP and 0 <= loss <= sys.float_info.max

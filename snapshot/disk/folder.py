@@ -34,6 +34,11 @@ VERIFYING_THREADS = 8
 """Each reads and hashes one file at a time."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
+MANIFEST_SHAPE = {
+    "format": MANIFEST_FORMAT,
+    "files": [{"path": FILE_NAME, "size": range(2**63), "sha256": DIGEST}],
+}
+"""Of its JSON, for `matches`."""
 
 
 # Paths and names.
@@ -148,6 +153,34 @@ def parse_json(content: bytes, name: str) -> Any:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
 
 
+def matches(value: Any, shape: Any) -> bool:
+    """Whether a value of untrusted JSON has a shape.
+
+    A shape is a type (float is any number), a range of integers, a pattern of a whole text, a
+    predicate, a tuple of alternatives, a list of one shape, a dictionary with exactly these keys,
+    or any other value, which must be equal.
+    """
+    if isinstance(shape, tuple):
+        return any(matches(value, one) for one in shape)
+    if isinstance(shape, type):
+        return type(value) in ((int, float) if shape is float else (shape,))
+    if isinstance(shape, range):
+        return type(value) is int and value in shape
+    if isinstance(shape, re.Pattern):
+        return isinstance(value, str) and shape.fullmatch(value) is not None
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(matches(one, shape[0]) for one in value)
+    if isinstance(shape, dict):
+        is_same = isinstance(value, dict) and value.keys() == shape.keys()
+        return is_same and all(matches(value[key], one) for key, one in shape.items())
+    return bool(shape(value)) if callable(shape) else type(value) is type(shape) and value == shape
+
+
+def between(least: float, most: float) -> Callable[[Any], bool]:
+    """The shape of a number between two bounds; not NaN."""
+    return lambda value: type(value) in (int, float) and least <= value <= most
+
+
 # The manifest.
 
 
@@ -173,23 +206,10 @@ def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
 
 def entries_in(manifest: Any, name: str) -> dict[str, tuple[int, str]]:
     """`manifest_entries` of a manifest's content; `name` is its own, for messages."""
-    fault = SnapshotError(f"{name} is not a manifest of this format")
-    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
-        raise fault
-    if manifest["format"] != MANIFEST_FORMAT or not isinstance(manifest.get("files"), list):
-        raise fault
-    entries: dict[str, tuple[int, str]] = {}
-    for entry in manifest["files"]:
-        if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
-            raise fault
-        path, size, digest = entry["path"], entry["size"], entry["sha256"]
-        if not isinstance(path, str) or FILE_NAME.fullmatch(path) is None or path in entries:
-            raise SnapshotError(f"{name} names a file that no snapshot has: {path!r}")
-        if type(size) is not int or size < 0 or path == MANIFEST:
-            raise fault
-        if not isinstance(digest, str) or DIGEST.fullmatch(digest) is None:
-            raise fault
-        entries[path] = (size, digest)
+    files = manifest["files"] if matches(manifest, MANIFEST_SHAPE) else []
+    entries = {entry["path"]: (entry["size"], entry["sha256"]) for entry in files}
+    if not files or len(entries) < len(files) or MANIFEST in entries:
+        raise SnapshotError(f"{name} is not a manifest of this format")
     return entries
 
 

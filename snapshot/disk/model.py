@@ -19,7 +19,7 @@ from model.family import ModelConfig
 from model.layout import Layout, ModelError
 from model.lora import Lora, LoraError
 from snapshot.config_values import value_of
-from snapshot.disk.folder import read_json, write_json
+from snapshot.disk.folder import between, matches, read_json, write_json
 from snapshot.disk.state import STATE
 from snapshot.errors import SnapshotError
 
@@ -27,13 +27,18 @@ CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 WHOLE, ADAPTERS = "model", "adapter_model"
 """How the names of the files with weights begin: of a whole model, of adapters."""
-COMMIT = re.compile(r"[A-Za-z0-9]{5,128}")
-READ_BY_PEFT = (
-    *("r", "lora_alpha", "lora_dropout", "target_modules"),
-    *("base_model_name_or_path", "revision", "fan_in_fan_out"),
-)
-LARGEST_RANK = 2**16
-LONGEST_NAME = 3_900
+RANK = range(1, 2**16 + 1)
+PEFT = {
+    **dict.fromkeys(("r", "lora_alpha"), RANK),
+    "lora_dropout": lambda one: between(0, 1)(one) and one < 1,
+    "target_modules": [lambda one: isinstance(one, str) and one.isidentifier()],
+    "base_model_name_or_path": lambda one: (
+        isinstance(one, str) and "\0" not in one and 0 < len(one.encode(errors="replace")) < 4_000
+    ),
+    "revision": (None, re.compile(r"[A-Za-z0-9]{5,128}")),
+    "fan_in_fan_out": bool,
+}
+"""What peft reads of an adapter_config.json, for `matches`."""
 
 
 @dataclass(frozen=True)
@@ -134,24 +139,11 @@ def read_adapters(folder: Path) -> Adapters | None:
         return None
     path = folder / ADAPTER_CONFIG
     content = read_json(path)
-    entries: dict[str, Any] = content if isinstance(content, dict) else {}
-    values: list[Any] = [entries.get(key) for key in READ_BY_PEFT]
-    rank, alpha, dropout, targets, base, revision, transposed = values
-    is_valid = (
-        all(type(one) is int and 1 <= one <= LARGEST_RANK for one in (rank, alpha))
-        and type(dropout) in (float, int)
-        and 0 <= dropout < 1
-        and isinstance(targets, list)
-        and len(targets) > 0
-        and all(isinstance(one, str) and one.isidentifier() for one in targets)
-        and isinstance(base, str)
-        and 0 < len(base.encode(errors="replace")) <= LONGEST_NAME
-        and "\0" not in base
-        and (revision is None or (isinstance(revision, str) and COMMIT.fullmatch(revision)))
-        and isinstance(transposed, bool)
-    )
-    if is_valid:
-        adapters = Adapters(Lora(rank, alpha, tuple(targets), dropout), base, revision, transposed)
-        if content == adapters.content():
+    if isinstance(content, dict) and matches({key: content.get(key) for key in PEFT}, PEFT):
+        names = content["target_modules"]
+        lora = Lora(content["r"], content["lora_alpha"], tuple(names), content["lora_dropout"])
+        base, revision = content["base_model_name_or_path"], content["revision"]
+        adapters = Adapters(lora, base, revision, content["fan_in_fan_out"])
+        if names and content == adapters.content():
             return adapters
     raise SnapshotError(f"{path} is not what this project writes")

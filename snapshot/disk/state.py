@@ -7,15 +7,21 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from model.attention import CPU_WAYS, KERNELS
 from model.frozen import KINDS
-from snapshot.disk.folder import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
+from snapshot.disk.folder import (
+    LARGEST_STEP,
+    SNAPSHOT_NAME,
+    between,
+    matches,
+    read_json,
+    step_of,
+)
 from snapshot.errors import SnapshotError, WrittenBefore
 
 STATE = "state.json"
@@ -23,12 +29,36 @@ FORMAT_VERSION = 2
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 SEVERAL, ONE = "several", "one"
 """Documents in a row."""
-CURSOR = ("epoch", "window", "row", "token", "blocks")
-LARGEST_NUMBER = 2**40
-"""Of a cursor."""
-LARGEST_FACTOR = 2.0**127
+STEPS = range(LARGEST_STEP + 1)
+FACTOR = between(0, 2.0**127)
 """Of a loss scaler, whose numbers become tensors of 32 bits."""
-COMMIT = re.compile("[0-9a-f]{40}")
+SCALER = {
+    **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), FACTOR),
+    **dict.fromkeys(("growth_interval", "_growth_tracker"), range(2**31)),
+}
+CURSOR = ("epoch", "window", "row", "token", "blocks")
+SOURCE = {
+    "source": str,
+    "revision": (None, re.compile("[0-9a-f]{40}")),
+    **dict.fromkeys(CURSOR, range(2**40)),
+}
+TEXT = (None, str)
+SHAPES = {
+    **dict.fromkeys(("run_id", "attempt_id"), str),
+    **dict.fromkeys(("epoch", "skipped_steps"), STEPS),
+    "step": STEPS[1:],
+    "seed": range(2**32),
+    "best_loss": (None, between(-sys.float_info.max, sys.float_info.max)),
+    **dict.fromkeys(("config", "data"), dict),
+    "loss_scaler": (None, SCALER),
+    "attention": (None, *CPU_WAYS, *KERNELS),
+    "rows": (None, SEVERAL, ONE),
+    "frozen_dtype": (None, *KINDS),
+    **dict.fromkeys(("origin", "computed_on", "base", "base_digest"), TEXT),
+    "base_config": (None, dict),
+    "stream": (None, [SOURCE]),
+}
+"""Of the fields of `state.json`, for `matches`."""
 
 
 @dataclass
@@ -98,57 +128,13 @@ def state_in(content: Any, folder: str) -> RunState:
         raise SnapshotError(
             f"{folder} has format version {found}; this program reads version {FORMAT_VERSION}"
         )
-    for name, hint in get_type_hints(RunState).items():
-        hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        kinds = {get_origin(one) or one for one in hints}
-        kinds |= {int} if float in kinds else set()  # JSON may have 1 for 1.0
-        if not isinstance(content.get(name), tuple(kinds)) or isinstance(content[name], bool):
+    for name, shape in SHAPES.items():
+        if not matches(content.get(name), shape):
             raise SnapshotError(f"{folder}/{STATE} has no valid {name}")
-    state = RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
-    valid = {
-        "step and epoch": 1 <= state.step <= LARGEST_STEP and 0 <= state.epoch <= LARGEST_STEP,
-        "seed and skipped_steps": 0 <= state.seed < 2**32
-        and 0 <= state.skipped_steps <= state.step,
-        "best_loss": state.best_loss is None or abs(state.best_loss) <= sys.float_info.max,
-        "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
-        "attention": state.attention in (None, *CPU_WAYS, *KERNELS),
-        "frozen_dtype": state.frozen_dtype in (None, *KINDS),
-        "rows": state.rows in (None, SEVERAL, ONE),
-        "stream": state.stream is None or all(map(is_cursor, state.stream)),
-    }
-    for what, is_valid in valid.items():
-        if not is_valid:
-            raise SnapshotError(f"{folder}/{STATE} has no valid {what}")
+    state = RunState(**{name: content[name] for name in SHAPES})
+    if state.skipped_steps > state.step:
+        raise SnapshotError(f"{folder}/{STATE} has no valid skipped_steps")
     return state
-
-
-def is_loss_scaler(content: dict[str, Any]) -> bool:
-    """Whether torch's GradScaler can load it."""
-    factors = {"scale", "growth_factor", "backoff_factor"}
-    counts = {"growth_interval", "_growth_tracker"}
-    return (
-        content.keys() == factors | counts
-        and all(type(content[name]) in (int, float) for name in factors)
-        and all(0 <= content[name] <= LARGEST_FACTOR for name in factors)
-        and all(type(content[name]) is int and 0 <= content[name] < 2**31 for name in counts)
-    )
-
-
-def is_cursor(content: Any) -> bool:
-    """Whether a source of a streamed text can continue there."""
-    if not isinstance(content, dict):
-        return False
-    if content.keys() != {"source", "revision", *CURSOR}:
-        return False
-    revision = content["revision"]
-    is_commit = isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
-    return (
-        isinstance(content["source"], str)
-        and (revision is None or is_commit)
-        and all(
-            type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR
-        )
-    )
 
 
 def token_unit(data: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ DAMAGES = {
     ),
     "a manifest that leads outside": (
         lambda folder: lie(folder, path="../state.json"),
-        "names a file that no snapshot has: '../state.json'",
+        "is not a manifest of this format",
     ),
     "a manifest that is no JSON": (
         lambda folder: (folder / "manifest.json").write_text("{"),
