@@ -306,30 +306,6 @@ def slow(small: list[str], seconds: float, run_dir: Path, *more: str) -> list[st
     return runs.command(str(seconds), *words, script="tests/support/slow_steps.py")
 
 
-@pytest.mark.slow
-def test_killed_five_times_with_an_emptied_disk_the_bits_are_those_of_one_run(
-    finished_run, small, tmp_path, hub
-):
-    for number in range(5):
-        here, step = tmp_path / str(number), hubs.step_of(hub)
-        words = slow(small, 0.2, here, "snapshot.every=3")
-        with runs.started(words, **hub.environment()) as process:
-            runs.wait_until(lambda step=step: hubs.step_of(hub) > step, process)
-            process.kill()
-        shutil.rmtree(here)
-    assert hubs.step_of(hub) < 30
-    there = tmp_path / "there"
-    rest = runs.run(slow(small, 0, there, "snapshot.every=3"), **hub.environment())
-    assert rest.returncode == 0, rest.stderr
-    assert f"fetched from {hubs.REPO}@" in rest.stdout
-    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(there, 30))
-    assert runs.losses(there) == runs.losses(finished_run)
-    generations = [one["generation"] for one in hubs.all_latest(hub)]
-    assert generations == sorted(generations)
-    assert generations[-1] >= 6
-    hubs.assert_always_whole(hub)
-
-
 @pytest.mark.thorough
 def test_of_two_living_attempts_the_later_owns_and_the_earlier_trains_on(small, tmp_path, hub):
     more = ("train.max_steps=120", "snapshot.every=10")

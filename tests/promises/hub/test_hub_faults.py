@@ -21,7 +21,6 @@ import pytest
 from huggingface_hub import constants
 
 import hubs
-import many_snapshots
 import runs
 from config.compose import load_config
 from loopback_hub import LoopbackHub
@@ -445,31 +444,6 @@ def test_killed_while_uploading_nothing_is_half_there_or_twice(small, tmp_path, 
     assert_uploaded(hub, result, last)
     assert set(hub.uploaded.values()) == {1}
     assert runs.metrics(tmp_path / "run")[-1]["step"] == last
-
-
-@pytest.mark.slow  # test_upkeep has the same with seven
-def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run):
-    """A hundred snapshots, each uploaded, with hub.keep=3."""
-    folder = runs.snapshot(finished_run, 30)
-    stored: list[int] = []
-    many_snapshots.upload(
-        folder,
-        hubs.REPO,
-        lambda: stored.append(near_hub.repo(hubs.REPO).stored_bytes()),
-    )
-    repo = near_hub.repo(hubs.REPO)
-    assert hubs.steps_at_head(repo) == [98, 99, 100]
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    most = 4 * size + sum((folder / name).stat().st_size for name in hubs.WITHOUT_OPTIMIZER)
-    for commit in repo.every_head:
-        assert repo.referenced_bytes(commit) < most
-    assert len(repo.commits) == 1 + many_snapshots.COUNT
-    assert max(stored) < most
-    print(
-        f"{repo.referenced_bytes(repo.head) / size:.2f} snapshots referenced, root copy included, "
-        f"{max(stored) / size:.2f} stored at most"
-    )
-    hubs.assert_always_whole(near_hub)
 
 
 REFUSALS = {

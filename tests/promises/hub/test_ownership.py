@@ -10,7 +10,7 @@ import pytest
 import hubs
 import runs
 from loopback_hub import LoopbackHub
-from many_snapshots import copied
+from small_snapshots import copied
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start

@@ -19,7 +19,7 @@ import runs
 import stores
 from config.compose import load_config
 from config.schema import ConfigError
-from many_snapshots import copied
+from small_snapshots import copied
 from snapshot.__main__ import main
 from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
@@ -158,20 +158,6 @@ def test_pruned_are_all_but_the_newest_milestones_and_the_best(place, snapshot_o
     upload(later, snapshot_of(9))
     assert place.steps() == [3, 9]
     assert_whole(place)
-
-
-@pytest.mark.slow  # promises/hub/test_hub_faults has the same with a repo
-def test_a_hundred_snapshots_stay_within_four(folder, snapshot_of):
-    uploads, most = uploader(folder), 0
-    size = sum(path.stat().st_size for path in snapshot_of(1).iterdir())
-    for step in range(1, 101):
-        snapshot = snapshot_of(step)
-        upload(uploads, snapshot)
-        shutil.rmtree(snapshot)
-        most = max(most, sum((folder.folder / path).stat().st_size for path in folder.paths()))
-    assert most < 4 * size
-    assert folder.steps() == [98, 99, 100]
-    print(f"{most / size:.2f} snapshots at most, the present files")
 
 
 def test_the_best_snapshot_is_uploaded_even_after_newer_ones(folder, snapshot_of):

@@ -85,14 +85,6 @@ def test_what_stands_in_a_snapshot_never_acts_on_the_terminal(finished_run, tmp_
     assert r"torch\x1b[2J 2\r" in shown
 
 
-def test_a_misspelled_path_is_not_asked_of_the_hub(finished_run, monkeypatch, capsys):
-    monkeypatch.chdir(finished_run.parent)
-    monkeypatch.setattr("store.kinds.Hub", None)  # nobody is asked
-    for what in ("list", "verify"):
-        assert main([what, f"{finished_run.name}/none"]) == 2
-        assert "so the Hub is not asked" in capsys.readouterr().err
-
-
 def test_a_folder_without_snapshots_is_no_success(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("nothing")
     for what in ("list", "verify"):

@@ -102,14 +102,6 @@ def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
         of_named(tmp_path, hubs.store())
 
 
-def test_a_run_that_keeps_more_is_read_as_the_sentence_says(
-    near_hub, pruned_meanwhile, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("store.fetch.MOST_HEADS", 2)
-    pruned_meanwhile(Hub(hubs.REPO, 5.0), times=2, keep=3)
-    assert of_named(tmp_path, hubs.store()) == 10
-
-
 def test_a_commit_that_is_named_and_has_been_pruned(near_hub, pruned_meanwhile, tmp_path):
     pruned_meanwhile(Hub(hubs.REPO, 5.0))
     commit = near_hub.repo(hubs.REPO).head

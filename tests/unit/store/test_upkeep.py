@@ -12,7 +12,7 @@ import hubs
 import runs
 from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
-from many_snapshots import copied
+from small_snapshots import copied
 from snapshot.disk.state import read_state
 from store.attempt import Best, Card
 from store.hub import Hub
