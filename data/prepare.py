@@ -27,7 +27,6 @@ from data.messages import ChatError, Conversation, texts_in
 from data.pieces import Chunk, Piece, chunks_of, rows_of, utf8_bytes
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.progress import Progress
-from data.round_trip import round_trip
 from data.sources import Source
 from data.subwords import tokenizer_of, train_bpe
 from data.token_file import NO_NUMBERS, PIECE_TOKENS, TokenFile, TokenRows, write_tokens
@@ -38,6 +37,7 @@ from data.tokenizer import (
     Tokenizer,
     bpe_size,
     code_points,
+    lost_in,
 )
 
 MANY_DOCUMENTS = 100
@@ -92,8 +92,8 @@ def build(
             tokenizer = CharTokenizer(alphabet)
         info = CorpusInfo(name=source.name)
         if chosen != CHARACTERS:
-            trip = round_trip(_texts_of(source.read(), template is not None), tokenizer)
-            info.checked, info.lost, info.which = trip.checked, trip.lost, trip.which
+            texts = _texts_of(source.read(), template is not None)
+            info.lost, info.which = lost_in(texts, tokenizer)
         progress.doing(next(passes), characters)
         if template is None or longest is None:
             rows = rows_of(chunks_of(source.read(), cut))

@@ -7,17 +7,19 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from common.printable import reason_of
-from data.round_trip import NEGLIGIBLE, RoundTrip, lost_in_words
 
 FORMAT = 2
 """Part of the fingerprints that snapshots store, and of the names in the cache; of streams, too.
 Increase it when the same source would have another text, other rows or another order of them."""
 ALL_HELD_OUT = 1.0
 """The `val_fraction` of a text that is only evaluated: no token is trained on."""
+NEGLIGIBLE = 1e-4
+"""The share of lost text that changes no printed digit of bits per byte."""
 TOKENS, INFO = "tokens.bin", "corpus.json"
 
 
@@ -48,17 +50,10 @@ class CorpusInfo:
     """Number of different tokens that occur."""
     unknown: int = 0
     """Number of unknown tokens; for a stream, in its held-out rows."""
-    checked: int = 0
-    """Number of characters that were decoded again."""
-    lost: int = 0
-    """Number of these characters that were lost."""
+    lost: float = 0.0
+    """The share of characters, of those that were compared, that the tokens do not hold."""
     which: str = ""
-    """Some of them."""
-
-    @property
-    def trip(self) -> RoundTrip:
-        """The part of the text that the tokens lose."""
-        return RoundTrip(self.checked, self.lost, self.which)
+    """Some of these characters."""
 
     @property
     def unknown_share(self) -> float:
@@ -67,13 +62,19 @@ class CorpusInfo:
 
     @property
     def lost_in_words(self) -> str | None:
-        """The part of the text that the tokens lose, in words; None if they lose nothing."""
-        return lost_in_words(self.unknown_share, self.trip)
+        """The part of the text that the tokens lose, as a clause; None if they lose nothing."""
+        which = ", ".join(map(repr, self.which))
+        shares = {
+            "of the tokens are unknown to the tokenizer": self.unknown_share,
+            f"of the characters are lost when decoded ({which})": self.lost,
+        }
+        parts = [f"{_percent(share)} {what}" for what, share in shares.items() if share]
+        return " and ".join(parts) or None
 
     @property
     def is_lossy(self) -> bool:
         """Whether more is lost than bits per byte, with the digits that are printed, allow."""
-        return max(self.unknown_share, self.lost / max(1, self.checked)) > NEGLIGIBLE
+        return max(self.unknown_share, self.lost) > NEGLIGIBLE
 
     def bits_per_byte(self, loss: float) -> float | None:
         """A held-out loss in nats per token, as bits per byte of the raw text.
@@ -90,6 +91,10 @@ class CorpusInfo:
         return hashlib.sha256(
             f"{self.fingerprint}{self.documents_fingerprint}".encode()
         ).hexdigest()
+
+
+def _percent(share: float) -> str:
+    return f"{Decimal(f'{100 * share:.2g}'):f} %"  # never as 1e+02
 
 
 class Damaged(Exception):

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,17 +25,6 @@ from tokenizers import Tokenizer as RustTokenizer
 from common.printable import reason_of
 from data.errors import DataError
 from data.pieces import Chunk
-from data.round_trip import unknown_id
-from data.special_tokens import (
-    LISTED,
-    MORE,
-    NAME_END,
-    apply_settings,
-    more_tokens,
-    named_tokens,
-    refuse_unknown,
-    special_ids,
-)
 from data.token_file import TokenRows
 from data.tokenizer import (
     FIXED_SETTINGS,
@@ -46,15 +35,23 @@ from data.tokenizer import (
     smallest_unsigned,
 )
 from data.tokenizer_files import (
-    added_before,
-    beyond_embedding,
+    CONFIG,
+    FLAGS,
+    LISTED,
+    MORE,
+    NAME_END,
+    add_listed_tokens,
     chat_template,
-    end_token,
+    end_ids,
     has_subwords,
     kept_settings,
+    make_special,
+    model_settings,
+    more_tokens,
+    named_tokens,
     read,
     read_json,
-    without_tokens,
+    without_rows,
 )
 
 END_OF_TEXT = "<|endoftext|>"
@@ -97,41 +94,56 @@ class SubwordTokenizer(Tokenizer):
         content: bytes,
         settings: dict[str, Any],
         where: str,
-        rust: RustTokenizer | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
-        """`where` names it in messages, `rust` is the parsed `content`. Raises DataError."""
-        self._content, self._where = content, where
-        self._rust = _parsed(content, where) if rust is None else rust
-        if self._rust.truncation is not None or self._rust.padding is not None:
+        """`where` names it in messages; one of `ends` ends a text if `settings` have no eos_token.
+
+        Raises DataError.
+        """
+        self._where = where
+        self._rust = rust = _parsed(content, where)
+        self._content = content
+        if rust.truncation is not None or rust.padding is not None:
             # Texts of any length are encoded, and a token for padding may be beyond the embedding.
-            self._rust.no_truncation()
-            self._rust.no_padding()
-            self._content = self._rust.to_str(pretty=False).encode() + b"\n"
+            rust.no_truncation()
+            rust.no_padding()
+            self._content = rust.to_str(pretty=False).encode() + b"\n"
+        before = _added(rust)
         settings = dict(settings)
-        self._listed = settings.pop(LISTED, {})
+        add_listed_tokens(rust, settings.pop(LISTED, None), where)
+        listed = {
+            str(number): {name: getattr(token, name) for name in ("content", *FLAGS)}
+            for number, token in rust.get_added_tokens_decoder().items()
+            if repr(token) != before.get(number)
+        }
+        if rust.token_to_id(settings.get("eos_token", "")) is None:
+            texts = [text for text in map(rust.id_to_token, ends) if text is not None]
+            settings |= {"eos_token": texts[0]} if texts else {}
         self._named = [*named_tokens(settings).values(), *more_tokens(settings)]
-        applied = apply_settings(self._rust, self._listed, self._named)
-        self._changed = applied.changed
+        make_special(rust, self._named)
+        now = _added(rust)
+        self._changed = [token for i, token in now.items() if token != before.get(i, token)]
         # A text that contains "<|endoftext|>" has these characters, and no document ends there.
-        self._rust.encode_special_tokens = True
-        numbers = self._rust.get_vocab(with_added_tokens=True).values()
+        rust.encode_special_tokens = True
+        numbers = rust.get_vocab(with_added_tokens=True).values()
         self._vocab_size = max(numbers, default=-1) + 1
         # Without a token of its own transformers would add it, beyond the embedding.
         self._settings = {
             name: value
             for name, value in settings.items()
-            if not name.endswith(NAME_END) or self._rust.token_to_id(value) is not None
-        } | ({LISTED: applied.kept} if applied.kept else {})
+            if not name.endswith(NAME_END) or rust.token_to_id(value) is not None
+        }
         if MORE in settings:
-            known = [text for text in settings[MORE] if self._rust.token_to_id(text) is not None]
+            known = [text for text in settings[MORE] if rust.token_to_id(text) is not None]
             self._settings[MORE] = known
+        self._settings |= {LISTED: listed} if listed else {}
         if "eos_token" not in self._settings:
             raise DataError(
                 f"{where} has no end-of-text token, which separates documents: its "
                 "tokenizer_config.json needs an eos_token that its tokenizer.json has, or its "
                 "config.json an eos_token_id."
             )
-        self.end_of_text: int | None = self._rust.token_to_id(self._settings["eos_token"])
+        self.end_of_text: int | None = rust.token_to_id(self._settings["eos_token"])
         self.dtype = smallest_unsigned(self._vocab_size)
 
     @property
@@ -140,7 +152,11 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def unknown(self) -> int | None:
-        return unknown_id(self._content, self.end_of_text)
+        model = json.loads(self._content)["model"]
+        unknown, name = model.get("unk_id"), model.get("unk_token")
+        unknown = unknown if name is None else self._rust.token_to_id(name)
+        # GPT-2 names its end-of-text token, which its bytes never need.
+        return unknown if type(unknown) is int and unknown != self.end_of_text else None
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -150,7 +166,8 @@ class SubwordTokenizer(Tokenizer):
     @property
     def marks(self) -> dict[str, int]:
         """The special tokens by text, those of tokenizer.json as well."""
-        return special_ids(self._rust)
+        added = self._rust.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
 
     @property
     def added_tokens(self) -> dict[str, int]:
@@ -169,8 +186,7 @@ class SubwordTokenizer(Tokenizer):
     @property
     def identity(self) -> bytes:
         digest = hashlib.sha256(self._content).digest()
-        changed = json.dumps(self._changed, sort_keys=True) if self._changed else ""
-        return f"subwords\0{self.end_of_text}\0".encode() + digest + changed.encode()
+        return f"subwords\0{self.end_of_text}\0".encode() + digest + "".join(self._changed).encode()
 
     @property
     def beginning(self) -> str:
@@ -179,7 +195,8 @@ class SubwordTokenizer(Tokenizer):
 
     @property
     def before_text(self) -> list[int]:
-        return added_before(self._rust, self.beginning)
+        encoding = self._rust.encode(self.beginning, add_special_tokens=True)
+        return encoding.ids[: sum(1 for _ in takewhile(bool, encoding.special_tokens_mask))]
 
     def encode(self, text: str) -> NDArray:
         return np.array(self._encodings([text])[0].ids, dtype=self.dtype)
@@ -259,7 +276,8 @@ class SubwordTokenizer(Tokenizer):
     @cached_property
     def _reading_marks(self) -> RustTokenizer:
         rust = _parsed(self._content, self._where)
-        apply_settings(rust, self._listed, self._named)
+        add_listed_tokens(rust, self._settings.get(LISTED), self._where)
+        make_special(rust, self._named)
         return rust
 
     @contextmanager
@@ -285,7 +303,8 @@ class SubwordTokenizer(Tokenizer):
         settings = read_json(path)
         if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
             raise DataError(f"{path} has entries that no tokenizer here has")
-        kept = kept_settings(settings, str(path))
+        kept = kept_settings(settings)
+        kept |= {LISTED: settings[LISTED]} if LISTED in settings else {}
         loaded = cls(read(folder / TOKENIZER_FILES[0]), kept, str(folder))
         if kept != settings or loaded._settings != kept:
             raise DataError(f"{path} lacks entries of its tokenizer, or has others")
@@ -300,14 +319,12 @@ class SubwordTokenizer(Tokenizer):
         found |= chat_template(folder)
         refuse_without_file(folder)
         where, content = f"data.tokenizer={folder}", read(folder / TOKENIZER_FILES[0])
-        kept, rust = kept_settings(found, where), _parsed(content, where)
-        refuse_unknown(kept.get(LISTED, {}), rust, folder)
-        if beyond := beyond_embedding(folder, rust):
-            content = without_tokens(content, beyond)
-            rust = _parsed(content, where)
-        if rust.token_to_id(kept.get("eos_token", "")) is None:
-            kept |= end_token(folder, rust, found)
-        return cls(content, kept, where, rust)
+        listed, rows = found.get(LISTED), model_settings(folder, CONFIG).get("vocab_size")
+        if type(rows) is int:
+            content = without_rows(content, rows)
+            if isinstance(listed, dict):
+                listed = {i: one for i, one in listed.items() if not i.isdigit() or int(i) < rows}
+        return cls(content, kept_settings(found) | {LISTED: listed}, where, end_ids(folder))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -324,6 +341,10 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     if settings.exists() and set(read_json(settings)) == set(FIXED_SETTINGS):
         return CharTokenizer.load(folder)
     return SubwordTokenizer.from_folder(folder)
+
+
+def _added(rust: RustTokenizer) -> dict[int, str]:
+    return {number: repr(token) for number, token in rust.get_added_tokens_decoder().items()}
 
 
 def _parsed(content: bytes, where: str) -> RustTokenizer:

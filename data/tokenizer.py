@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ NOT_A_CHARACTER = "\ufffd"
 """What a decoder writes for bytes that are not UTF-8, such as half of a character."""
 MOST_WAITING = 64
 """Tokens that a stream holds back because they do not end with a whole character."""
+COMPARED_CHARACTERS, SHOWN = 1 << 18, 6
+"""How much of a text is compared with what its tokens say, and how many characters are named."""
 CHARACTERS = "char"
 """The `data.tokenizer` of characters."""
 SMALLEST_BPE, LARGEST_BPE = 257, 1_000_000
@@ -160,6 +163,23 @@ class Tokenizer(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the files that AutoTokenizer reads, `TOKENIZER_FILES`."""
+
+
+def lost_in(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[float, str]:
+    """Which share of the first characters of a text its tokens do not hold, and some of them.
+
+    Normalizers change characters, and a token for what is unknown stands for any. A model of such
+    tokens never sees the text, so its bits per byte would be those of another one.
+    """
+    text = ""
+    for part in texts:
+        text += part[: COMPARED_CHARACTERS - len(text)]
+        if len(text) == COMPARED_CHARACTERS:
+            break
+    before, after = Counter(text), Counter(tokenizer.decode(tokenizer.encode(text)))
+    changed = before - after or after - before
+    which = "".join(character for character, _ in changed.most_common(SHOWN))
+    return changed.total() / max(1, len(text)), which
 
 
 def refuse_larger_than(rows: int, tokenizer: Tokenizer, name: str) -> None:

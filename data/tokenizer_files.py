@@ -1,42 +1,65 @@
 """What the files of a tokenizer, and of the model that it belongs to, say.
 
-tokenizer_config.json of openai-community/gpt2 holds a length and nothing else. The end-of-text
-token is then known from the ids in config.json and generation_config.json, and from the class of
-the tokenizer.
+A token is special if tokenizer.json says so, if the added_tokens_decoder of tokenizer_config.json
+does, or if an entry such as eos_token or a list of more tokens names it. No text may write one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from importlib.util import find_spec
-from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from data.errors import DataError
-from data.special_tokens import LISTED, MORE, listed_tokens, more_tokens, named_tokens
 from data.tokenizer import TOKENIZER_FILES
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 END_ID = "eos_token_id"
+FIRST_NAMES = ("eos_token", "bos_token", "unk_token", "pad_token")
+NAME_END = "_token"
+LISTED = "added_tokens_decoder"
+"""The entry of tokenizer_config.json that lists added tokens by id."""
+EXTRA, MORE = "extra_special_tokens", "additional_special_tokens"
+"""Entries for more tokens: by name, as Gemma's image_token, or a list. transformers 5 writes lists
+under the first name, and reads both; earlier versions know lists under the second."""
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+CHAT_TEMPLATE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of templates with other names, such as tool_use.jinja."""
 
 
-def kept_settings(found: dict[str, Any], where: str) -> dict[str, Any]:
-    """The special tokens and the chat templates of a tokenizer_config.json.
+def named_tokens(found: dict[str, Any]) -> dict[str, str]:
+    """The texts of the tokens that a tokenizer_config.json names: its entries ...._token."""
+    extra = found.get(EXTRA)
+    found = found | extra if isinstance(extra, dict) else found
+    others = (name for name in found if name.endswith(NAME_END) and name not in FIRST_NAMES)
+    named = {name: _text(found.get(name)) for name in (*FIRST_NAMES, *others)}
+    return {name: text for name, text in named.items() if text is not None}
 
-    Raises DataError for a list of added tokens that cannot be read.
-    """
+
+def more_tokens(found: dict[str, Any]) -> list[str]:
+    """The texts of the tokens that a tokenizer_config.json lists as special, without names."""
+    lists = [found[name] for name in (MORE, EXTRA) if isinstance(found.get(name), list)]
+    texts = [_text(entry) for listed in lists for entry in listed]
+    return list(dict.fromkeys(text for text in texts if text is not None))
+
+
+def _text(token: Any) -> str | None:
+    """The text of a token that is an object or a text itself; None if it is neither."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def kept_settings(found: dict[str, Any]) -> dict[str, Any]:
+    """The special tokens and the chat templates of a tokenizer_config.json."""
     kept: dict[str, Any] = {**named_tokens(found)}
     if more := more_tokens(found):
         kept[MORE] = more
-    if listed := listed_tokens(found, where):
-        kept[LISTED] = listed
     template = found.get("chat_template")
     if isinstance(template, str) or (
         isinstance(template, list) and all(map(_is_named_template, template))
@@ -53,6 +76,47 @@ def _is_named_template(entry: Any) -> bool:
     )
 
 
+def add_listed_tokens(rust: Tokenizer, entries: Any, where: str) -> None:
+    """Give a tokenizer the flags of the added tokens that its tokenizer_config.json lists.
+
+    `where` is data.tokenizer=<folder>. Raises DataError for odd entries, and for a token that
+    tokenizer.json lacks: transformers would add it, so a chat template that writes it would have
+    other tokens there.
+    """
+    try:
+        listed = {
+            int(number): AddedToken(
+                one["content"], **{name: one[name] for name in FLAGS if name in one}
+            )
+            for number, one in (entries or {}).items()
+        }
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{where}: its {LISTED} cannot be read: {reason}") from error
+    known = rust.get_added_tokens_decoder()
+    folder = where.partition("=")[2]
+    for number, token in listed.items():
+        if rust.token_to_id(token.content) != number:
+            raise DataError(
+                f"{where}: tokenizer_config.json lists {token.content!r} as token {number}, and "
+                "tokenizer.json has no such token. Write both again with transformers: "
+                f"AutoTokenizer.from_pretrained({folder!r}).save_pretrained('tokenizer'). "
+                "Then add data.tokenizer=tokenizer."
+            )
+        token.special |= number in known and known[number].special
+    rust.add_tokens(list(listed.values()))
+
+
+def make_special(rust: Tokenizer, texts: Iterable[str]) -> None:
+    """Make tokens of the vocabulary special: only these can be encoded as text."""
+    known = {token.content: token for token in rust.get_added_tokens_decoder().values()}
+    for text in texts:
+        if rust.token_to_id(text) is not None:
+            token = known.get(text, AddedToken(text, normalized=False))
+            token.special = True
+            rust.add_special_tokens([token])
+
+
 def model_settings(folder: Path, name: str) -> dict[str, Any]:
     """The entries of a model's JSON file; none if it is absent or is no JSON object."""
     content: Any = None
@@ -62,7 +126,11 @@ def model_settings(folder: Path, name: str) -> dict[str, Any]:
 
 
 def end_ids(folder: Path) -> list[int]:
-    """The ids that end a text according to config.json, then generation_config.json."""
+    """The ids that end a text according to config.json, then generation_config.json.
+
+    They are all that says so where tokenizer_config.json holds a length and nothing else, as in
+    openai-community/gpt2.
+    """
     found: list[int] = []
     for file in (CONFIG, GENERATION):
         named = model_settings(folder, file).get(END_ID)
@@ -71,69 +139,22 @@ def end_ids(folder: Path) -> list[int]:
     return found
 
 
-def end_token(folder: Path, rust: Tokenizer, settings: dict[str, Any]) -> dict[str, str]:
-    """The eos_token of a folder whose tokenizer's own files name none; nothing if none is known.
+def without_rows(content: bytes, rows: int) -> bytes:
+    """A tokenizer.json without the special tokens for which an embedding has no rows.
 
-    `settings` are the entries of these files.
+    No text is such a token. Gemma 3's smaller models have the tokenizer of the larger ones, with a
+    token for images.
     """
-    by_id = (rust.id_to_token(number) for number in end_ids(folder))
-    for text in chain(by_id, _end_of_class(folder, settings)):
-        if text is not None and rust.token_to_id(text) is not None:
-            return {"eos_token": text}
-    return {}
-
-
-def _end_of_class(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """The default of transformers' class of the tokenizer. No other class is looked at."""
-    if find_spec("transformers") is None:
-        return
-    import transformers
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
-
-    config = model_settings(folder, CONFIG)
-    by_family = TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
-    for name in (settings.get("tokenizer_class"), config.get("tokenizer_class"), by_family):
-        with suppress(AttributeError, ImportError, TypeError, ValueError):  # no such class
-            found = getattr(transformers, str(name))
-            if issubclass(found, transformers.PreTrainedTokenizerBase):
-                default = inspect.signature(found).parameters["eos_token"].default
-                yield str(default)
-                return
-
-
-def added_before(rust: Tokenizer, text: str) -> list[int]:
-    """The tokens that a tokenizer's post-processor puts before a text."""
-    encoded = rust.encode(text, add_special_tokens=True)
-    return encoded.ids[: sum(1 for _ in takewhile(bool, encoded.special_tokens_mask))]
-
-
-def beyond_embedding(folder: Path, rust: Tokenizer) -> set[str]:
-    """The special tokens that the model in a folder has no rows for. No text is such a token.
-
-    Gemma 3's smaller models have the tokenizer of the larger ones, with a token for images.
-    """
-    config = model_settings(folder, CONFIG)
-    rows = config.get("vocab_size")
-    if type(rows) is not int:
-        return set()
-    added = rust.get_added_tokens_decoder().items()
-    return {one.content for number, one in added if one.special and number >= rows}
-
-
-def without_tokens(content: bytes, tokens: set[str]) -> bytes:
-    """A tokenizer.json without some of its added tokens."""
-    described = json.loads(content)
-    listed, vocabulary = described["added_tokens"], described["model"].get("vocab")
-    described["added_tokens"] = [one for one in listed if one["content"] not in tokens]
-    if isinstance(vocabulary, dict):
-        for token in tokens:
-            vocabulary.pop(token, None)
-    return json.dumps(described, ensure_ascii=False).encode() + b"\n"
-
-
-CHAT_TEMPLATE = "chat_template.jinja"
-MORE_TEMPLATES = "additional_chat_templates"
-"""The folder of templates with other names, such as tool_use.jinja."""
+    with suppress(LookupError, TypeError, ValueError, RecursionError):  # whoever parses it says so
+        described = json.loads(content)
+        added, vocabulary = described["added_tokens"], described["model"]["vocab"]
+        beyond = {one["content"] for one in added if one["id"] >= rows and one["special"]}
+        if beyond:
+            described["added_tokens"] = [one for one in added if one["content"] not in beyond]
+            for token in beyond if isinstance(vocabulary, dict) else ():
+                vocabulary.pop(token, None)
+            return json.dumps(described, ensure_ascii=False).encode() + b"\n"
+    return content
 
 
 def template_files(folder: Path) -> dict[str, Path]:
@@ -164,14 +185,12 @@ def has_subwords(folder: Path) -> bool:
 
 def folder_key(folder: Path) -> str:
     """A digest of a tokenizer's folder; it changes whenever its tokenizer may have changed."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(end_ids(folder)).encode())
     first, *others = (folder / name for name in TOKENIZER_FILES)
     others = [path for path in others if path.exists()]
     for path in (first, *others, *template_files(folder).values()):
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name}\0".encode() + hashlib.sha256(read(path)).digest())
-    if not (folder / TOKENIZER_FILES[1]).exists() or not has_subwords(folder):
-        digest.update(repr(end_ids(folder)).encode())
     return digest.hexdigest()
 
 

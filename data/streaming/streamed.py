@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,13 +26,12 @@ from data.public_names import public_name
 from data.reading.access import Access
 from data.reading.groups import TRAIN, Listing
 from data.reading.rows import list_source, read_group
-from data.round_trip import round_trip
 from data.streaming.cache import TokenCache
 from data.streaming.walk import Block, Cursor, ReadAhead, StreamOrder, Walk
 from data.streaming.windows import LEFT_OUT, Stream, StreamSource, held_out_parts
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
 from data.token_file import NO_NUMBERS, TokenFile, TokenStream, ends_within, write_tokens
-from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer
+from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer, lost_in
 
 CACHE = "stream"
 """The folder in `data.cache_dir`."""
@@ -262,9 +261,9 @@ def _open_held_out(sources: Sequence[StreamSource], stream: Stream, cache: Token
                         "data.val_fraction, name another data.held_out_split, or use more text."
                     )
         tokenizer, every = stream.tokenizer, list(chain(*texts))
-        trip = astuple(round_trip(every, tokenizer))
         rows = texts_as_tokens(every, tokenizer)
-        facts = {"text_bytes": sum(map(utf8_bytes, every)), "trip": trip, LEFT_OUT: left_out}
+        text_bytes, lost = sum(map(utf8_bytes, every)), lost_in(every, tokenizer)
+        facts = {"text_bytes": text_bytes, "lost": lost, LEFT_OUT: left_out}
         write_tokens(path, rows, tokenizer.dtype, **facts)
 
     key = json.dumps([(source.held_out_key, share) for source, share in pairs]).encode()
@@ -285,7 +284,7 @@ def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo
         *(listing.fingerprint for listing in stream.held_out),
     )
     train_bytes = sum(source.text_bytes for source in text.sources)
-    checked, lost, which = held_out.facts["trip"]
+    lost, which = held_out.facts["lost"]
     unknown = stream.tokenizer.unknown
     pieces = () if unknown is None else TokenStream(held_out).pieces()
     listings = stream.listings
@@ -296,7 +295,6 @@ def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo
         held_out_targets=len(held_out),
         fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         unknown=sum(int(np.count_nonzero(piece == unknown)) for piece in pieces),
-        checked=checked,
         lost=lost,
         which=which,
     )

@@ -127,7 +127,6 @@ def test_tokens_that_only_the_settings_call_special_are_so_in_the_snapshot(tmp_p
     assert ours.decode(ours.encode(text)) == text
     (saved := tmp_path / "saved").mkdir()
     ours.save(saved)
-    assert (saved / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     loaded = load_tokenizer(saved)
     assert (loaded.identity, loaded.marks) == (ours.identity, ours.marks)
     assert loaded.encode(text).tolist() == ours.encode(text).tolist()

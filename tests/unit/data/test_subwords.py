@@ -122,10 +122,11 @@ def test_a_text_without_spaces_is_merged_in_pieces_and_others_as_gpt2_does():
 def test_an_end_of_text_follows_where_a_document_ends():
     first, second = BPE.encode("the run").tolist(), BPE.encode("is lost").tolist()
 
-    ids, after = BPE.encode_chunks(["the run", "is lost", "is lost"], [True, False, True])
+    rows = BPE.encode_rows([("the runis lost", [7]), ("is lost", [7])])
 
-    assert ids.tolist() == [*first, BPE.end_of_text, *second, *second, BPE.end_of_text]
-    assert after.tolist() == [len(first) + 1, len(ids)]
+    end = BPE.end_of_text
+    assert [row.tokens.tolist() for row in rows] == [[*first, end, *second], [*second, end]]
+    assert [row.ends.tolist() for row in rows] == [[len(first) + 1], [len(second) + 1]]
     assert BPE.decode([BPE.end_of_text]) == END_OF_TEXT
 
 
