@@ -128,15 +128,14 @@ class Report:
         self.collected = []
         seconds = self.clock.seconds_of_steps - self._seconds
         speed = self.tokens_per_step * len(collected) / seconds
-        share = self.console.speed.share(speed)
-        measured = {} if share is None else {"mfu": round(share, 6)}
-        records = []
-        fault = None
+        measured = {"tokens_per_second": round(speed, 1)}
+        if (share := self.console.speed.share(speed)) is not None:
+            measured["mfu"] = round(share, 6)
+        records, fault = [], None
         for of_step, loss, norm, others in zip(collected, losses, norms, metrics, strict=True):
             step = of_step.step
             skipped = accelerator.scaler is not None and not math.isfinite(norm)
-            fault = self._fault(step, loss, norm, skipped)
-            if fault is not None:
+            if (fault := self._fault(step, loss, norm, skipped)) is not None:
                 break
             records.append(
                 {
@@ -145,7 +144,6 @@ class Report:
                     "loss": loss,
                     "learning_rate": of_step.learning_rate,
                     "grad_norm": None if skipped else norm,
-                    "tokens_per_second": round(speed, 1),
                     **measured,
                     **self.blocks_read(step),
                     **({"skipped": True} if skipped else {}),
@@ -197,7 +195,8 @@ class Report:
 
     def held_out(self, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
-        self.refuse_broken(step, loss)
+        if not math.isfinite(loss):
+            raise self._broken(f"the held-out loss is {loss} after step {step}", step)
         per_byte = text.bits_per_byte(loss)
         record = {"event": "eval", "step": step, "loss": loss}
         self.record([record if per_byte is None else record | {"bits_per_byte": per_byte}])
@@ -208,11 +207,6 @@ class Report:
         """Report a text that the model has generated; `shortened` says how much of it there is."""
         self.record([{"event": "sample", "step": step, "text": text[:LONGEST_SAMPLE]}])
         self.console.sample(step, text, shortened)
-
-    def refuse_broken(self, step: int, loss: float) -> None:
-        """Raise TrainingStopped when the held-out loss after a step is not finite."""
-        if not math.isfinite(loss):
-            raise self._broken(f"the held-out loss is {loss} after step {step}", step)
 
     def record(self, records: list[dict[str, Any]]) -> None:
         """Add lines to metrics.jsonl, and send them to the trackers."""

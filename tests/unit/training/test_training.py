@@ -164,7 +164,7 @@ def test_broken_weights_are_not_called_a_good_snapshot(tmp_path):
     report = report_of(tmp_path)
     report.last_snapshot, report.saved_step = tmp_path / "step-00000002", 2
     with pytest.raises(TrainingStopped, match="of step 2, has the weights that cause this"):
-        report.refuse_broken(2, float("nan"))
+        report.held_out(2, float("nan"), None)
     for step in (3, 4):  # the loss of step 3 is of the weights after step 2, that of step 4 is not
         report.add(step, 0.1, torch.tensor(float("nan")), torch.tensor(1.0))
         with pytest.raises(TrainingStopped) as caught:
