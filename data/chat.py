@@ -8,7 +8,7 @@ a message spells out is encoded as text, so that no message can end a turn: the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import date
 from functools import cached_property
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from common.printable import reason_of
 from data.errors import DataError
 from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
 from data.pieces import utf8_bytes
-from data.subwords import Part, SubwordTokenizer, Tokens
+from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 
 UNMARKED = (
@@ -35,13 +35,9 @@ TRAINING_DATE = date(2024, 7, 26)
 """Today's date for templates in training. Llama's template uses it if it has no clock."""
 
 
-class Rendered(NamedTuple):
-    """A conversation as text."""
-
-    text: str
-    """The text, in which transformers' markers are around special tokens of messages."""
-    spans: list[tuple[int, int]]
-    """Start and end of each assistant text, in characters."""
+Rendered = tuple[str, list[tuple[int, int]]]
+"""The text of a conversation, in which transformers' markers are around special tokens of messages,
+and start and end of each assistant text, in characters."""
 
 
 class EncodedChat(NamedTuple):
@@ -105,7 +101,7 @@ class ChatTemplate:
             after = self.render(conversation.and_then(turns)).rpartition(PROBE)[2]
         except ChatError:  # a template that asks for more than that
             after = ""
-        ids = self.tokenizer.encode_marked([after])[0].ids
+        ids, _ = self.tokenizer.encode_parts([(after, False, 0)])
         others = {added[text] for text in self._unwritable}
         written = [i for i in ids if i in marks.values()] or [i for i in ids if i in others]
         return frozenset({marks[self.tokenizer.special_tokens["eos_token"]], *written[:1]})
@@ -125,7 +121,7 @@ class ChatTemplate:
         except ChatError:  # a template that asks for more than that: all that it spells out
             templates = "".join(self.templates.values())
             return marks.union(text for text in added if text.strip() and text in templates)
-        found = {i for part in self.tokenizer.encode_marked(between) for i in part.ids}
+        found, _ = self.tokenizer.encode_parts([(part, False, 0) for part in between])
         # Gemma has tokens for line ends, which are no marks.
         return marks.union(text for text, i in added.items() if i in found and text.strip())
 
@@ -145,17 +141,12 @@ class ChatTemplate:
         extras = mark_control_tokens(dict(conversation.extras), self._patterns[0])
         return Conversation(messages, extras)
 
-    @property
-    def no_tokens(self) -> NDArray:
-        """An empty array of token ids."""
-        return np.zeros(0, dtype=self.tokenizer.dtype)
-
     def render(self, conversation: Conversation, reply: bool = False) -> str:
         """The text of a conversation; with `reply` it ends where the assistant begins to write.
 
         Raises ChatError if the template refuses it.
         """
-        return self._render(conversation, reply, track=False).text
+        return self._render(conversation, reply, track=False)[0]
 
     def _render(self, conversation: Conversation, reply: bool, track: bool) -> Rendered:
         from transformers.utils import chat_template_utils
@@ -176,7 +167,7 @@ class ChatTemplate:
             )
         except Exception as error:  # templates and jinja raise errors of any type
             raise ChatError(f"the chat template refuses it: {reason_of(error):.200}") from error
-        return Rendered(texts[0], [tuple(span) for span in spans[0]] if track else [])
+        return texts[0], [tuple(span) for span in spans[0]] if track else []
 
     def with_spans(self, conversation: Conversation) -> Rendered:
         """The text of a conversation, and where it is the assistant's.
@@ -187,12 +178,11 @@ class ChatTemplate:
         """
         conversation = self._marked(conversation)
         if GENERATION.search(self.template_for(conversation)):
-            rendered = self._render(conversation, reply=False, track=True)
-            if not rendered.spans:
+            text, spans = self._render(conversation, reply=False, track=True)
+            if not spans:
                 raise ChatError("the chat template marks no assistant text by {% generation %}")
-            return Rendered(rendered.text, [one for one in rendered.spans if one[0] < one[1]])
-        whole = self.render(conversation)
-        spans = []
+            return text, spans
+        whole, spans = self.render(conversation), []
         for end in conversation.ends_of_replies:
             before = self.render(conversation.up_to(end - 1), reply=True)
             after = self.render(conversation.up_to(end))
@@ -209,98 +199,54 @@ class ChatTemplate:
                     f"{UNMARKED}"
                 )
             spans.append((len(before), len(after)))
-        return Rendered(whole, spans)
+        return whole, spans
 
     def encode_prompt(self, conversation: Conversation) -> NDArray:
         """The tokens (T,) after which the assistant writes its reply. Raises ChatError."""
         text = self.render(self._marked(conversation), reply=True)
-        return self._encode([Rendered(text, [])])[0].ids
+        return self._encode((text, [])).ids
 
-    def encode(
-        self, conversations: Sequence[Conversation], longest: int
-    ) -> list[EncodedChat | ChatError | None]:
-        """Encode conversations, on all cores, each with at most so many tokens.
+    def encode(self, conversation: Conversation, longest: int) -> EncodedChat | None:
+        """The tokens of a conversation up to its last reply, at most so many.
 
-        A longer one loses its last turns, up to an earlier reply. None stands for one whose first
-        reply does not fit or whose replies have no tokens, an error for one that has an error.
+        A longer one loses its last turns, up to an earlier reply. None if its first reply does not
+        fit, or if its replies have no tokens. Raises ChatError.
         """
-        rendered = list(map(self._try_render, conversations))
-        encoded = iter(self._encode([one for one in rendered if isinstance(one, Rendered)]))
-        found: list[EncodedChat | ChatError | None] = []
-        for conversation, one in zip(conversations, rendered, strict=True):
-            chosen: EncodedChat | ChatError | None = one if isinstance(one, ChatError) else None
-            if isinstance(one, Rendered):
-                chosen = next(encoded)
-                if len(chosen.ids) > longest:
-                    chosen = self._shorter(conversation, longest)
-            has_no_target = isinstance(chosen, EncodedChat) and not chosen.targets
-            found.append(None if has_no_target else chosen)
-        return found
-
-    def _shorter(self, conversation: Conversation, longest: int) -> EncodedChat | ChatError | None:
-        """The conversation up to its last reply that fits."""
-        best: EncodedChat | None = None
-        replies = conversation.ends_of_replies
-        least, most = 0, len(replies) - 1  # whole, it is too long
-        while least < most:
-            middle = (least + most) // 2
-            rendered = self._try_render(conversation.up_to(replies[middle]))
-            if isinstance(rendered, ChatError):
-                return rendered
-            encoded = self._encode([rendered])[0]
-            if len(encoded.ids) <= longest:
-                best, least = encoded._replace(is_shortened=True), middle + 1
-            else:
-                most = middle
-        return best
-
-    def _try_render(self, conversation: Conversation) -> Rendered | ChatError:
         replies = conversation.ends_of_replies
         if not replies:
-            nothing = not conversation.messages
-            return ChatError("it has no messages" if nothing else "it has no reply to train on")
-        try:
-            rendered = self.with_spans(conversation.up_to(replies[-1]))
-        except ChatError as error:
-            return error
-        return rendered
+            what = "reply to train on" if conversation.messages else "messages"
+            raise ChatError(f"it has no {what}")
+        for end in reversed(replies):
+            chat = self._encode(self.with_spans(conversation.up_to(end)))
+            if len(chat.ids) <= longest:
+                return chat._replace(is_shortened=end < replies[-1]) if chat.targets else None
+        return None
 
-    def _encode(self, conversations: Sequence[Rendered]) -> list[EncodedChat]:
-        has_markers = [self._patterns[1].search(one.text) is not None for one in conversations]
-        both = list(zip(conversations, has_markers, strict=True))
-        plain = iter(self.tokenizer.encode_marked([one.text for one, has in both if not has]))
-        return [
-            self._with_mask(
-                one, self.tokenizer.encode_parts(self._parts(one.text)) if has else next(plain)
-            )
-            for one, has in both
-        ]
-
-    def _parts(self, text: str) -> Iterator[Part]:
+    def _parts(self, text: str) -> Iterator[tuple[str, bool, int]]:
         """A text, cut at its markers: a token between two of them is a part of its own.
 
-        A marker that a template has left without its other one is dropped.
+        Each part with whether it is such a token, and the index of its first character. A marker
+        that a template has left without its other one is dropped.
         """
         begin = 0
         for match in self._patterns[1].finditer(text):
-            if match.start() > begin:
-                yield Part(text[begin : match.start()], False, begin)
+            yield text[begin : match.start()], False, begin
             if match[1]:
-                yield Part(match[1], True, match.start(1))
+                yield match[1], True, match.start(1)
             begin = match.end()
-        if begin < len(text):
-            yield Part(text[begin:], False, begin)
+        yield text[begin:], False, begin
 
-    def _with_mask(self, rendered: Rendered, tokens: Tokens) -> EncodedChat:
+    def _encode(self, rendered: Rendered) -> EncodedChat:
         """A token is a target if a character of it is the assistant's, as in transformers."""
-        begins, ends = np.array(tokens.offsets, dtype=np.int64).reshape(-1, 2).T
+        whole, spans = rendered
+        ids, offsets = self.tokenizer.encode_parts(self._parts(whole))
+        begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
         trained = np.zeros(len(begins), dtype=np.uint8)
         text_bytes = 0
-        for begin, end in rendered.spans:
-            trained[(begins < end) & (ends > begin)] = 1
-            for part in self._parts(rendered.text[begin:end]):
-                text = part.text if part.as_text else self._patterns[0].sub("", part.text)
-                text_bytes += utf8_bytes(text)
+        for begin, end in spans:
+            if begin < end:
+                trained[(begins < end) & (ends > begin)] = 1
+            for part, is_token, _ in self._parts(whole[begin:end]):
+                text_bytes += utf8_bytes(part if is_token else self._patterns[0].sub("", part))
         trained[:1] = 0  # nothing predicts the first token
-        ids = np.array(tokens.ids, dtype=self.tokenizer.dtype)
-        return EncodedChat(ids, trained, text_bytes)
+        return EncodedChat(np.array(ids, dtype=self.tokenizer.dtype), trained, text_bytes)

@@ -147,18 +147,22 @@ def _encode_chats(
 ) -> list[Encoded]:
     """Conversations of at most so many tokens. Raises DataError for one that cannot be encoded."""
     found = []
-    chats = template.encode(list(map(Conversation.from_json, batch["text"])), longest)
-    for chat, text, held_out in zip(chats, batch["text"], batch["held_out"], strict=True):
+    for text, held_out in zip(batch["text"], batch["held_out"], strict=True):
         number = next(numbers)
-        if isinstance(chat, ChatError):
-            raise DataError(f"data.source={source.name}: {source.place(number)}: {chat}.")
-        rows, text_bytes = TokenRows(template.no_tokens, NO_NUMBERS), 0
-        if chat is not None:
-            bounds = np.flatnonzero(np.diff(chat.trained, prepend=0, append=0))
-            rows = TokenRows(chat.ids, np.array([len(chat.ids)]), bounds)
-            text_bytes = chat.text_bytes
-        shortened = chat is not None and chat.is_shortened
-        found.append(Encoded(rows, held_out, len(text), text_bytes, chat is None, shortened))
+        try:
+            chat = template.encode(Conversation.from_json(text), longest)
+        except ChatError as error:
+            place = source.place(number)
+            raise DataError(f"data.source={source.name}: {place}: {error}.") from error
+        if chat is None:
+            rows = TokenRows(np.zeros(0, dtype=template.tokenizer.dtype), NO_NUMBERS)
+            found.append(Encoded(rows, held_out, len(text), 0, left_out=True))
+        else:
+            targets = np.flatnonzero(np.diff(chat.trained, prepend=0, append=0))
+            rows = TokenRows(chat.ids, np.array([len(chat.ids)]), targets)
+            found.append(
+                Encoded(rows, held_out, len(text), chat.text_bytes, shortened=chat.is_shortened)
+            )
     return found
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice, pairwise, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,24 +66,6 @@ WORDS = (
     r"|\s{1,#}(?!\S)|\s{1,#}"
 ).replace("#", str(LONGEST_WORD))
 """GPT-2's words, cut where they are longer."""
-
-
-class Tokens(NamedTuple):
-    """The tokens of a text."""
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-    """The first character of each, and the one after its last."""
-
-
-class Part(NamedTuple):
-    """A part of a rendered text."""
-
-    text: str
-    as_text: bool
-    """Whether it is a special token that a message spells out."""
-    begin: int
-    """Index of its first character in the rendered text."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -228,42 +210,39 @@ class SubwordTokenizer(Tokenizer):
                 return [self._rust.encode(texts[0], add_special_tokens=False)]
             return list(self._rust.encode_batch_fast(texts, add_special_tokens=False))
 
-    def encode_marked(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of texts, in which special tokens are read as such.
+    def encode_parts(
+        self, parts: Iterable[tuple[str, bool, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of consecutive parts of a text, and the characters from which each one is.
 
-        Raises DataError if one has no encoding.
+        A part is a text, whether it is a special token that a message spells out, and the index of
+        its first character. As transformers encodes a sanitized chat: a part is encoded after a
+        newline, because SentencePiece puts a space before whatever it is given. Raises DataError
+        if one has no encoding, or stays a special token as text.
         """
-        with self._refusing():
-            encoded = self._reading_marks.encode_batch(list(texts), add_special_tokens=False)
-        return [Tokens(one.ids, one.offsets) for one in encoded]
-
-    def encode_parts(self, parts: Iterable[Part]) -> Tokens:
-        """The tokens of consecutive parts of a text, as transformers encodes a sanitized chat.
-
-        A part is encoded after a newline, because SentencePiece puts a space before whatever it is
-        given. Raises DataError if one has no encoding, or stays a special token as text.
-        """
-        rust, found = self._reading_marks, Tokens([], [])
-        newline = rust.encode("\n", add_special_tokens=False).ids
+        newline, _ = self._with_marks("\n")
+        all_ids: list[int] = []
+        all_offsets: list[tuple[int, int]] = []
         for text, as_text, begin in parts:
+            encode = self._as_text if as_text else self._with_marks
             with self._refusing():
-                one = self._as_text(text) if as_text else self._with_marks(text)
-                if begin:
-                    both = self._as_text("\n" + text) if as_text else self._with_marks("\n" + text)
-                    if both.ids[: len(newline)] == newline:
-                        after = both.offsets[len(newline) :]
-                        one = Tokens(both.ids[len(newline) :], [(b - 1, e - 1) for b, e in after])
-            if as_text and rust.token_to_id(text) in one.ids:
+                ids, offsets = encode(text)
+                after, places = encode("\n" + text) if begin else ([], [])
+            if begin and after[: len(newline)] == newline:
+                ids = after[len(newline) :]
+                offsets = [(first - 1, end - 1) for first, end in places[len(newline) :]]
+            if as_text and self._reading_marks.token_to_id(text) in ids:
                 raise DataError(f"{self._where} cannot encode {text} as text: it stays one token")
-            found.ids.extend(one.ids)
-            found.offsets.extend((begin + first, begin + end) for first, end in one.offsets)
-        return found
+            all_ids += ids
+            all_offsets += [(begin + first, begin + end) for first, end in offsets]
+        return all_ids, all_offsets
 
-    def _with_marks(self, text: str) -> Tokens:
+    def _with_marks(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text in which special tokens are read as such, and their places."""
         encoding = self._reading_marks.encode(text, add_special_tokens=False)
-        return Tokens(encoding.ids, encoding.offsets)
+        return encoding.ids, encoding.offsets
 
-    def _as_text(self, text: str) -> Tokens:
+    def _as_text(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text in which added tokens are text, too; each is at all of it."""
         rust, splits = self._reading_marks, [text]
         if rust.normalizer is not None:
@@ -271,7 +250,7 @@ class SubwordTokenizer(Tokenizer):
         if rust.pre_tokenizer is not None:
             splits = [split for split, _ in rust.pre_tokenizer.pre_tokenize_str(splits[0])]
         ids = [token.id for split in splits for token in rust.model.tokenize(split)]
-        return Tokens(ids, [(0, len(text))] * len(ids))
+        return ids, [(0, len(text))] * len(ids)
 
     @cached_property
     def _reading_marks(self) -> RustTokenizer:

@@ -66,7 +66,7 @@ def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
             expected = theirs.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
-            one = ChatTemplate(ours, "here").encode([Conversation(messages)], 10_000)[0]
+            one = ChatTemplate(ours, "here").encode(Conversation(messages), 10_000)
             where = f"{name}: {json.dumps(messages, ensure_ascii=False)}"
             assert one.ids.tolist() == expected["input_ids"], where
             assert one.trained.tolist() == expected["assistant_masks"], where
@@ -81,7 +81,7 @@ def test_a_spelled_out_special_token_is_text_without_a_space(kind):
     thinking = "<think>it was</think>"
     spelled = chats.said("go</s>on, <|im_end|>\ue000\ue001 and", f"{thinking}no</s> step<s>is")
     plain = chats.said("go on, and", f"{thinking}no step")
-    found, expected = (template.encode([Conversation(one)], 500)[0] for one in (spelled, plain))
+    found, expected = (template.encode(Conversation(one), 500) for one in (spelled, plain))
     assert [i for i in found.ids if i in marks] == [i for i in expected.ids if i in marks]
     text = tokenizer.decode(found.ids)
     assert "go</s>on, <|im_end|>\ue000\ue001 and" in text
@@ -104,7 +104,7 @@ def test_what_spells_special_tokens_has_the_tokens_of_transformers(
         messages = chats.said(f"a{question}", f"b{answer}")
         messages[1]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": argument}}}]
         expected = theirs.apply_chat_template(messages, sanitize_control_tokens=True)["input_ids"]
-        (one,) = ours.encode([Conversation(messages)], 10_000)
+        one = ours.encode(Conversation(messages), 10_000)
         assert one.ids.tolist() == expected, name
         ids = one.ids[one.trained == 1].tolist()
         assert f"b{answer}".strip() in ours.tokenizer.decode(ids) or "</think>" in answer, name

@@ -62,8 +62,7 @@ def model_folder(
 
 def chat_ids(tokenizer, question: str, answer: str, **extras: object) -> list[int]:
     conversation = Conversation(chats.said(question, answer), extras)
-    (one,) = ChatTemplate(tokenizer, "here").encode([conversation], 5000)
-    return one.ids.tolist()
+    return ChatTemplate(tokenizer, "here").encode(conversation, 5000).ids.tolist()
 
 
 def test_a_text_cannot_write_an_end_of_text_that_is_not_flagged_special(tmp_path):
@@ -133,7 +132,7 @@ def test_tokens_that_only_the_settings_call_special_are_so_in_the_snapshot(tmp_p
     theirs, before = (AutoTokenizer.from_pretrained(one) for one in (saved, folder))
     assert theirs.added_tokens_decoder == before.added_tokens_decoder
     ids = theirs(text).input_ids
-    assert ids == before(text).input_ids == ours.encode_marked([text])[0].ids
+    assert ids == before(text).input_ids == ours.encode_parts([(text, False, 0)])[0]
     for skip in (False, True):
         assert theirs.decode(ids, skip_special_tokens=skip) == before.decode(
             ids, skip_special_tokens=skip
