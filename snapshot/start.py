@@ -8,10 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from common.retries import with_retries
 from data.public_names import public_resume
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
+    LARGEST_STEP,
     TEMPORARY_PREFIX,
     manifest_sha256,
     newest_verified,
@@ -20,15 +22,35 @@ from snapshot.disk.folder import (
 )
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
-from snapshot.run_store import RunStore, contents_at_start, upload_for_all
 from snapshot.source import find, naming
-from store.errors import StoreError
-from store.fetch import Contents, NoneWhole, StateCheck, fetch_newest
+from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
+from store.errors import (
+    StoreError,
+    StoreMissing,
+    StoreOffline,
+    StoreRefused,
+    StoreUnreachable,
+    Unsupported,
+)
+from store.fence import Fenced
+from store.fetch import Contents, NoneWhole, StateCheck, fetch_newest, read_store
 from store.latest import Latest
 from store.records import METRICS
+from store.store import Store
 
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """The temporary folder for another run's snapshot, until this run has loaded its weights."""
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """The store that a run uploads to, and how it may be used."""
+
+    store: Store
+    private: bool
+    takeover: bool
+    for_all: bool = False
+    """Whether other machines begin from it, too: their disks lack what this disk has."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +161,7 @@ def newest_of_disk_and_store(
     or if that upload fails; what `refuse` raises.
     """
     can_do_without = local.folder is not None and not own.for_all
-    contents, faults = contents_at_start(own, can_do_without)
+    contents, faults = _contents_at_start(own, can_do_without)
     local = replace(local, contents=contents, warnings=local.warnings + faults)
     latest, state = local.known_latest, local.state
     if contents is None:
@@ -190,7 +212,7 @@ def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
     assert local.state is not None
     digest, latest = manifest_sha256(local.folder), contents.latest
     if own.for_all and (latest is None or latest.manifest_sha256 != digest):
-        contents = upload_for_all(own, contents, local.folder, local.state)
+        contents = _upload_for_all(own, contents, local.folder, local.state)
         latest = contents.latest
     if latest is None or latest.run_id != local.state.run_id:
         return local
@@ -200,6 +222,74 @@ def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
         reason=f"{local.reason}; {own.store.name} has step {latest.step}",
         remote=contents.pinned(latest.folder) if latest.manifest_sha256 == digest else None,
     )
+
+
+def _contents_at_start(
+    own: RunStore, can_do_without: bool
+) -> tuple[Contents | None, tuple[str, ...]]:
+    """What the store holds, which is created if it does not exist; or None and a warning.
+
+    `can_do_without`: this disk has a snapshot. Raises SnapshotError if the store holds something
+    else or is public against `hub.private`; StoreError if the run cannot begin without it.
+    """
+    try:
+        contents = with_retries(lambda: _read_or_create(own))
+    except StoreError as error:
+        offline, refused = isinstance(error, StoreOffline), isinstance(error, StoreRefused)
+        if can_do_without:
+            rest = "uploads are retried"
+            if offline:
+                rest = "it uploads nothing, and its next start does"
+            return None, (f"{str(error).rstrip('.')}. The run continues without it; {rest}.",)
+        if refused:
+            raise
+        remedy = "without HF_HUB_OFFLINE" if offline else "when it can be reached"
+        lack = "none is on all machines" if own.for_all else "there is none here"
+        raise StoreUnreachable(
+            f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run, and "
+            f"{lack}. Start again {remedy}; a run that is new can begin without "
+            f"{own.store.key.partition('=')[0]}, which a later start may have."
+        ) from error
+    if own.private and not contents.head.private:
+        raise SnapshotError(
+            f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
+            "Make it private, name another, or allow it with hub.private=false (a server without "
+            "private repos needs that)."
+        )
+    if refusal := contents.refusal():
+        raise SnapshotError(refusal)
+    return contents, ()
+
+
+def _read_or_create(own: RunStore) -> Contents:
+    store = own.store
+    # Refused now and not at the first upload. A start needs no answer, and some servers give none.
+    with suppress(StoreUnreachable, Unsupported):
+        store.check_token()
+    try:
+        return read_store(store)
+    except StoreMissing:
+        store.create(own.private)
+        return read_store(store)
+
+
+def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunState) -> Contents:
+    """The contents of the store with a snapshot that only this disk has, for other machines.
+
+    Raises StoreError if it cannot be uploaded.
+    """
+    prunes_nothing = Policy(LARGEST_STEP, 0.0, own.private, own.takeover)
+    target = UploadTarget(
+        own.store, prunes_nothing, state.run_id, uuid.uuid4().hex, contents.latest
+    )
+    attempt = Attempt(target)
+    upload = Upload(newest, Card(f"# Step {state.step}\n"))
+    try:
+        with_retries(lambda: attempt.upload(upload))
+    except Fenced as error:
+        again = f"another start has uploaded to {own.store.name} meanwhile. Start again."
+        raise StoreUnreachable(again, "another uploads") from error
+    return with_retries(lambda: read_store(own.store))
 
 
 def _named(resume: str, root: Path, timeout: float, refuse: StateCheck) -> Start:

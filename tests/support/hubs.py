@@ -20,7 +20,7 @@ from loopback_hub import LoopbackHub
 from loopback_store import Repo
 from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
-from snapshot.run_store import RunStore
+from snapshot.start import RunStore
 from store.attempt import Card, Policy, UploadTarget
 from store.fetch import read_store
 from store.hub import Hub

@@ -12,8 +12,7 @@ from config.schema import Config
 from snapshot.disk.checking import check_model
 from snapshot.disk.folder import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
-from snapshot.run_store import RunStore
-from snapshot.start import Start
+from snapshot.start import RunStore, Start
 from store.attempt import Best, Card, Policy, UploadTarget
 from store.card import card_text
 from store.kinds import open_store

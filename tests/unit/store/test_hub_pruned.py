@@ -10,8 +10,7 @@ from snapshot.__main__ import main
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
-from snapshot.run_store import RunStore
-from snapshot.start import choose_start
+from snapshot.start import RunStore, choose_start
 from store.file_system import Disk
 from store.hub import Hub
 from store.store import Store
