@@ -169,8 +169,7 @@ def check_sharing(options: argparse.Namespace, config: Config, model: LanguageMo
     if options.tensor > 1:
         if (refusal := why_not_shared(config, options.precision)) is not None:
             raise ConfigError(refusal)
-        named, length = f"--tensor {options.tensor}", config.data.block_size
-        refuse_size(named, options.tensor, options.context, model, length)
+        refuse_size(f"--tensor {options.tensor}", options.tensor, model)
 
 
 def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelConfig, str]:

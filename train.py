@@ -50,6 +50,7 @@ def main(config: Config, session: Session) -> int:
     session.open(model)
     if session.finished:
         return session.end()
+    configure_wrapping(accelerator, model, config.run)
     optimizer = make_optimizer(model, optim, accelerator.device, accelerator.mixed_precision)
 
     # The training windows are a function of seed and step. The held-out windows never change.
@@ -63,7 +64,6 @@ def main(config: Config, session: Session) -> int:
     held_out_batches = HeldOutBatches(held_out, at_most, split.global_micro_batch)
     held_out_loader = window_loader(held_out, held_out_batches, pinned)
 
-    configure_wrapping(accelerator, model, config.run)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(
         model, optimizer, train_loader, held_out_loader
     )

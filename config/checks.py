@@ -36,7 +36,7 @@ from model.families import ARCHITECTURES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
 from model.recompute import WAYS as RECOMPUTE
-from optim.optimizers import OPTIMIZERS, refusal
+from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES
 
 Mistakes = Iterator[tuple[str, str]]
@@ -295,9 +295,6 @@ def _optimizer(config: Config) -> Mistakes:
     betas = [beta for beta in optim.betas if isinstance(beta, int | float) and 0 <= beta < 1]
     if len(optim.betas) != 2 or len(betas) != 2:
         yield "optim.betas", "must be two numbers, each at least 0 and below 1"
-    elif optim.name in OPTIMIZERS and not [*_ranges(config)]:
-        reason = refusal(optim.name, optim)
-        yield from () if reason is None else [("optim.name", f"cannot be used: it {reason}")]
 
 
 def _store_and_time(config: Config) -> Mistakes:

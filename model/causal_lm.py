@@ -30,8 +30,7 @@ from model.older_config import with_older_entries
 from model.output_layer import OutputLayer, use_output_layer
 from model.products import compute_dtype
 from model.recompute import around_block, within_block
-from model.tensor import Plan
-from model.transformers_plan import tensor_plan
+from model.tensor import REPLICATED, WAYS, Plan
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 """Entries of a config.json that ask for code from a repo. transformers itself passes over them, and
@@ -257,7 +256,6 @@ class CausalLM(LanguageModel):
     """A module of transformers. Parameters have its names, with `lm.` before them."""
 
     config: CausalLMConfig
-    shares_positions = False  # between layers, transformers computes what we do not know
 
     def __init__(self, config: CausalLMConfig) -> None:
         """Build the module with transformers' random weights, on torch's default device.
@@ -346,8 +344,11 @@ class CausalLM(LanguageModel):
 
     @property
     def tensor_plan(self) -> Plan:
-        # In the families that tests measure, no layer adds its input to what it returns.
-        return tensor_plan(self.lm, "lm.", once=self.config.family in PACKING)
+        """transformers' own plan, of a family that tests measure; none if it has other words."""
+        plan = {name: way for name, way in (self.lm._tp_plan or {}).items() if way != REPLICATED}
+        plan.pop("lm_head", None)  # it is replicated, too
+        is_known = self.config.family in PACKING and {*plan.values()} <= {*WAYS}
+        return {f"lm.{name}": way for name, way in plan.items()} if is_known else {}
 
     @property
     def can_share_context(self) -> bool:

@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from model.context import Context
 from model.documents import Rows, packed_rows
 from model.fp8 import Fp8, convert
-from model.head import IGNORED
+from model.head import IGNORED, Head
 from model.layout import Layout, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
 from model.nf4 import full_parameters
-from model.sharded import numbers_in
-from model.tensor import Plan, TensorGroup
+from model.tensor import Plan, share_matrices
 
 
 @dataclass(frozen=True)
@@ -134,16 +133,12 @@ class LanguageModel(nn.Module, ABC):
     Muon orthogonalizes each of them. A weight whose rows are interleaved counts as one matrix.
     """
 
-    shares_positions: ClassVar[bool] = True
-    """Whether such processes also share the positions between layers."""
     new_weights: NewWeights | None = None
     """What its parameters begin with, if the model is new and they have no values yet."""
     varlen: bool = False
     """Whether documents in a row are attended to by torch's variable-length kernel."""
     context: Context | None = None
     """The processes that share each sequence, if several do."""
-    tensors: TensorGroup | None = None
-    """The processes that share matrices, if several do."""
     fp8: Fp8 | None = None
     """What is computed in fp8, if something is."""
 
@@ -232,7 +227,8 @@ class LanguageModel(nn.Module, ABC):
         assert adapters_only or not layout.packed(), "four bits are those of a base"
         known = layout.adapters() if adapters_only else {**layout.parameters(), **layout.adapters()}
         for name, parameter in known.items():
-            self.new_weights.draw(name, parameter, seed)
+            file, part = layout.place(name)
+            self.new_weights.draw(file, parameter, seed, part)
 
     # Without these three methods accelerate's FSDP2 does not see a tie, and trains wrongly.
     @abstractmethod
@@ -254,21 +250,14 @@ class LanguageModel(nn.Module, ABC):
         self.context, context.varlen = context, self.varlen
         self.forward = context.around(self.forward)  # type: ignore[method-assign]
 
-    def share_matrices(self, group: TensorGroup) -> None:
-        """Keep this process's parts of the matrices, without values.
+    def share_matrices(self, mesh: Any) -> None:
+        """Keep this process's parts of the matrices, on a mesh of one dimension.
 
-        Call it before the model is wrapped, and before `share_context`; `mark_cuts` afterwards.
+        Call it before the model is wrapped, and before `share_context`.
         """
-        self.tensors = group
-        group.cut(self, self.tensor_plan, self.shares_positions)
-        around = group.around(self.forward, self.shares_positions)
-        self.forward = around  # type: ignore[method-assign]
-        self._cuts = {name: group.cuts[one] for name, one in self.named_parameters()}
-
-    def mark_cuts(self) -> None:
-        """Say of each parameter how it is cut, also after FSDP has replaced them."""
-        for name, one in self.named_parameters():
-            one.cut = self._cuts[name.replace("_orig_mod.", "")]  # type: ignore[attr-defined]
+        share_matrices(self, self.tensor_plan, self.joined, mesh)
+        if isinstance(output := self.get_output_embeddings(), Head):
+            output.mesh = mesh
 
     def add_loss_part(self, name: str, mean: Tensor, targets: Tensor) -> None:
         """Report a part of the training loss under a name: its mean over these targets (B, T).
@@ -319,10 +308,10 @@ class LanguageModel(nn.Module, ABC):
         matrices = 0
         for _, parameter in full_parameters(self):
             if id(parameter) not in looked_up:
-                matrices += numbers_in(parameter) * (6 if parameter.requires_grad else 4)
+                matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
         return matrices + 12 * self.config.n_layer * self.config.attention_width * block_size
 
 
 def parameter_count(model: nn.Module) -> int:
     """The number of trained parameters; tied weights count once."""
-    return sum(numbers_in(parameter) for _, parameter in full_parameters(model))
+    return sum(parameter.numel() for _, parameter in full_parameters(model))

@@ -312,15 +312,10 @@ class GPT(LanguageModel):
     _no_split_modules = ("Block",)
     joined: ClassVar = {"c_attn": 3}  # query, key and value
     tensor_plan: ClassVar = {
-        "transformer.wte": "embedding",
-        "transformer.wpe": "positions",
-        "transformer.h.*.attn": "entry",
         "transformer.h.*.attn.c_attn": "colwise",
         "transformer.h.*.attn.c_proj": "rowwise",
-        "transformer.h.*.mlp": "entry",
         "transformer.h.*.mlp.c_fc": "colwise",
         "transformer.h.*.mlp.c_proj": "rowwise",
-        "lm_head": "head",
     }
 
     def __init__(self, config: GPTConfig) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.products import compute_dtype, product
-from model.vocabulary import Vocabulary
+from model.tensor import moved, summed_gradient
 
 LOGIT_BYTES = 256 << 20
 """Most memory of the float32 logits of a chunk. Smaller products do not fill a GPU."""
@@ -35,8 +35,9 @@ class Head(nn.Linear):
     casts_weights = True
     steps: Steps = ()
     """What a model does to the logits before their loss."""
-    vocabulary: Vocabulary | None = None
-    """The rows that this process has, if several share them."""
+    mesh: Any = None
+    """The processes that share matrices (`model.tensor`): each computes the loss of some positions.
+    """
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss.
@@ -46,22 +47,33 @@ class Head(nn.Linear):
         if targets is None:
             return self.logits(hidden)
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self.out_features <= self.in_features and self.vocabulary is None:
+        if self.mesh is None and self.out_features <= self.in_features:
             return mean_loss(apply_steps(self.steps, self.logits(hidden))[0], targets)
         has_grad = torch.is_grad_enabled()
         weight = self.weight if has_grad else self.weight.detach()
         bias = self.bias if has_grad or self.bias is None else self.bias.detach()
-        summed: Tensor = _SummedLoss.apply(
-            hidden, weight, bias, targets, self.steps, self.vocabulary
-        )
+        if self.mesh is not None:
+            return self._shared_loss(hidden, weight, bias, targets)
+        summed: Tensor = _SummedLoss.apply(hidden, weight, bias, targets, self.steps)
         return summed / target_count(targets)
+
+    def _shared_loss(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    ) -> Tensor:
+        """The mean loss, to which each process of the mesh adds that of some of N positions."""
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        own = [moved(one, self.mesh, Replicate(), Shard(0)) for one in (hidden, targets)]
+        weight = summed_gradient(weight, self.mesh)
+        bias = None if bias is None else summed_gradient(bias, self.mesh)
+        summed = _SummedLoss.apply(own[0], weight, bias, own[1], self.steps)
+        return moved(summed, self.mesh, Partial(), Replicate()) / target_count(targets)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden (..., C) to logits (..., V)."""
         weight, bias = aligned(hidden, self.weight, self.bias)
         whole = (F.linear if self.weight.requires_grad else product)(hidden, weight, bias)
-        logits = whole[..., : len(self.weight)]
-        return logits if self.vocabulary is None else self.vocabulary.gather(logits)
+        return whole[..., : len(self.weight)]
 
 
 def chunk_rows(vocab_size: int) -> int:
@@ -174,7 +186,6 @@ class _SummedLoss(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         steps: Steps,
-        vocabulary: Vocabulary | None,
     ) -> Tensor:
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         dtype, outputs = compute_dtype(hidden), len(weight)
@@ -186,15 +197,11 @@ class _SummedLoss(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
-        rows = chunk_rows(outputs if vocabulary is None else vocabulary.most)
-        for chunk in chunks(len(hidden), rows):
+        for chunk in chunks(len(hidden), chunk_rows(outputs)):
             part, aims = hidden[chunk], targets[chunk]
             counts = (aims != IGNORED).to(dtype)[:, None]
             logits, kept = apply_steps(steps, F.linear(part, weight, added)[:, :outputs])
-            if vocabulary is None:
-                logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
-            else:
-                logarithms, aims = vocabulary.log_softmax(logits), vocabulary.own(aims)
+            logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
             del logits
             summed += F.nll_loss(logarithms, aims, ignore_index=IGNORED, reduction="sum")
             if not any(ctx.needs_input_grad):
@@ -214,8 +221,6 @@ class _SummedLoss(torch.autograd.Function):
             if wants_bias:
                 of_bias = added_in_float32(of_bias, (gradient[:, :outputs] * smaller).sum(0))
             del gradient
-        if vocabulary is not None:
-            summed = vocabulary.sum(summed)
         ctx.save_for_backward(
             of_hidden,
             None if of_weight is None else of_weight[:outputs],
@@ -233,7 +238,7 @@ class _SummedLoss(torch.autograd.Function):
             of_weight = of_weight.mul_(ROOM * grad).to(dtypes[1])
         if of_bias is not None:
             of_bias = of_bias.mul_(ROOM * grad).to(dtypes[2])
-        return of_hidden, of_weight, of_bias, None, None, None
+        return of_hidden, of_weight, of_bias, None, None
 
 
 def added_in_float32(total: Tensor | None, more: Tensor) -> Tensor:

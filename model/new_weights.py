@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from model.layout import ModelError
-from model.sharded import local_part, pieces_of
+from model.layout import ALL, ModelError, Part
+from model.sharded import local_part, slices_of
 
 BLOCK = 1 << 18
 """Numbers that one seed gives. A process draws the blocks that its shard touches.
@@ -178,27 +178,30 @@ class NewWeights:
         )
 
     @torch.no_grad()
-    def draw(self, name: str, target: Tensor, seed: int) -> None:
+    def draw(self, name: str, target: Tensor, seed: int, part: Part = ALL) -> None:
         """Fill a parameter, or this process's shard of it, and draw no more blocks than it touches.
 
-        A parameter that was built with its values keeps them.
+        `target` may be a part of the parameter that was recorded. A parameter that was built with
+        its values keeps them.
         """
         if (source := self._parameters.get(name)) is None:
             return
-        for piece in pieces_of(target):
-            local, slices = local_part(target)[piece.local], piece.whole
-            if not self._is_elementwise(source, END):
-                local.copy_(self._whole(source, END, seed, {})[slices])  # one parameter at a time
-                continue
-            rows = (*local.shape[:1], *source.shape[1:])
-            begin = slices[0].start * prod(rows[1:]) if slices else 0
-            in_place = local.device.type == "cpu" and local.dtype == source.dtype
-            if in_place and local.shape == rows and local.is_contiguous():
-                self._draw_range(source, END, seed, begin, local.view(-1))
-            else:
-                numbers = torch.empty(rows, dtype=source.dtype)
-                self._draw_range(source, END, seed, begin, numbers.view(-1))
-                local.copy_(numbers[(slice(None), *slices[1:])] if slices else numbers)
+        local = local_part(target)
+        slices = part.within(slices_of(target), target.shape[0] if target.dim() else 1)
+        if not local.numel():  # with many processes, some have no part of a small tensor
+            return
+        if not self._is_elementwise(source, END):
+            local.copy_(self._whole(source, END, seed, {})[slices])  # one parameter at a time
+            return
+        rows = (*local.shape[:1], *source.shape[1:])
+        begin = slices[0].start * prod(rows[1:]) if slices else 0
+        in_place = local.device.type == "cpu" and local.dtype == source.dtype
+        if in_place and local.shape == rows and local.is_contiguous():
+            self._draw_range(source, END, seed, begin, local.view(-1))
+        else:
+            numbers = torch.empty(rows, dtype=source.dtype)
+            self._draw_range(source, END, seed, begin, numbers.view(-1))
+            local.copy_(numbers[(slice(None), *slices[1:])] if slices else numbers)
 
     @torch.no_grad()
     def value(self, tensor: Tensor, name: str) -> Tensor:

@@ -29,7 +29,6 @@ from transformers.core_model_loading import (
 from model.balance import refuse_unknown_loss
 from model.family import LanguageModel
 from model.layout import Layout, ModelError, Shape, Stored, Written
-from model.sharded import whole_shape
 
 
 class TransformersLayout(Layout):
@@ -55,8 +54,7 @@ class TransformersLayout(Layout):
 
     def written(self) -> list[Written]:
         shapes = {
-            name: torch.empty(whole_shape(one), device="meta")
-            for name, one in self.parameters().items()
+            name: torch.empty(one.shape, device="meta") for name, one in self.parameters().items()
         }
         rules = get_model_conversion_mapping(self._lm, add_legacy=False)[::-1]
         converters = [one for one in rules if isinstance(one, WeightConverter)]

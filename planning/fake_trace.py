@@ -32,8 +32,7 @@ from model.context import Context
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
-from model.tensor import TensorGroup
-from planning.allocation_log import CLIP, SUM, UPDATE, LiveBytes
+from planning.allocation_log import CLIP, UPDATE, LiveBytes
 from planning.kernels import (
     cuda_kernels,
     few_chunks,
@@ -47,7 +46,6 @@ from training.distributed.accelerator import (
     reducing_in,
     set_communication,
 )
-from training.distributed.sharing import clip_shared
 from training.evaluation import TOKENS
 from training.step import freeze, make_optimizer
 
@@ -148,13 +146,12 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     ):
         bare = _bare_model(config, shape)
         if shape.tensor > 1:
-            bare.share_matrices(TensorGroup(dist.new_group(range(shape.tensor))))
+            assert mesh is not None, "FSDP shards the parts of matrices"
+            bare.share_matrices(mesh["tensor"])
         if shape.context > 1:
             sharing = range(0, shape.context * shape.tensor, shape.tensor)
             bare.share_context(Context(dist.new_group(sharing)))
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
-        if shape.tensor > 1:
-            bare.mark_cuts()
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
         batch = (ids, ids, ids) if shape.packed else (ids, ids)  # inputs, targets, positions
         tracker.mark(list(model.parameters()), "parameters")
@@ -188,13 +185,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
                     loss = _forward(model, shape, *batch)
                     (loss.float() / 2).backward()
                 del loss
-            if bare.tensors is not None:
-                tracker.place = (SUM,)
-                whole: Any = parameters
-                bare.tensors.sum_gradients([one for one in whole if one.cut.summed])
             tracker.place = (CLIP,)
-            clip = nn.utils.clip_grad_norm_ if bare.tensors is None else clip_shared
-            clip(parameters, 1.0, 2.0)
+            nn.utils.clip_grad_norm_(parameters, 1.0, 2.0)
             tracker.place = (UPDATE,)
             optimizer.step()
             optimizer.zero_grad(set_to_none=not grads_in_buckets(model))
@@ -306,7 +298,7 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
             return
         sizes = {"replicate": shape.copies, "shard": shape.shards, "tensor": shape.tensor}
         mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
-        yield mesh["replicate", "shard"] if shape.copies > 1 else mesh["shard"]
+        yield mesh
     finally:
         dist.destroy_process_group()
 
@@ -325,10 +317,10 @@ def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
         gather_in_16_bits(model)
     policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
     plugin.mixed_precision_policy = reducing_in(REDUCE_DTYPES[shape.reduce_dtype], policy)
-    names = mesh.mesh_dim_names
+    names = ("replicate", "shard") if shape.copies > 1 else ("shard",)
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
-        torch_device_mesh={names: mesh},
+        torch_device_mesh={names: mesh[names]},
         parallelism_config=SimpleNamespace(fsdp_dim_names=names),
         mixed_precision=shape.precision,
         is_main_process=False,

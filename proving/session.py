@@ -19,7 +19,7 @@ from config.compose import load_config
 from config.schema import Config
 from data.corpus import Corpus
 from model.family import LanguageModel
-from model.sharded import cut_like, gather_full, is_sharded, local_part
+from model.sharded import gather_full, is_sharded, local_part
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import CUDA_GRANULE
 from proving.memory import Planned, track_kinds
@@ -298,4 +298,4 @@ def _die_after_contents(store: Any) -> None:
 def _whole_gradient(parameter: nn.Parameter) -> Tensor:
     """All processes' gradient of a parameter, which alone says how they are cut."""
     assert parameter.grad is not None
-    return gather_full(cut_like(parameter.grad, parameter))
+    return gather_full(parameter.grad)

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from config.schema import ConfigError, OptimConfig
 from model.cpu import control_groups
 from model.family import LanguageModel
-from optim.optimizers import moments_of
+from optim.optimizers import OPTIMIZERS
 from training.distributed.launcher import (
     fsdp_requested,
     on_cpu,
@@ -59,7 +59,7 @@ def check_fits(
     """
     if not on_cpu():
         return
-    of_trained = 2 + moments_of(optim.name)  # times the bytes of its weight
+    of_trained = 2 + OPTIMIZERS[optim.name].moments  # times the bytes of its weight
     parameters = model.parameters()
     needed = sum(one.nbytes * (of_trained if one.requires_grad else 1) for one in parameters)
     needed = int(needed) // (started_processes() if fsdp_requested() else 1)

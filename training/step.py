@@ -18,9 +18,8 @@ from torch.optim import Optimizer
 from config.schema import ConfigError, OptimConfig
 from model.family import LanguageModel
 from model.layout import is_frozen
-from optim.optimizers import OPTIMIZERS
+from optim.optimizers import OPTIMIZERS, Work
 from optim.schedules import SCHEDULES
-from optim.sharing import Work, all_processes
 from training.distributed.accelerator import grads_in_buckets
 from training.distributed.launcher import on_cpu
 
@@ -115,8 +114,8 @@ def make_optimizer(
     """
     layout = model.layout()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    work = Work(device, dtype, all_processes())
-    optimizer = OPTIMIZERS[optim.name](layout.parts(), optim, work)
+    kind, parts = OPTIMIZERS[optim.name], layout.parts()
+    optimizer = kind.build(parts, optim, Work(device, dtype))
     for group in optimizer.param_groups:
         if group["lr"] != optim.learning_rate:
             raise ConfigError(

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from model.family import LanguageModel
-from model.layout import Layout, Shape, Stored
+from model.layout import ALL, Layout, Shape, Stored
 from model.nf4 import quantize
-from model.sharded import cut_like, local_part, pieces_of, whole_shape
+from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.folder import LARGEST_JSON_BYTES, read_json
@@ -140,9 +140,9 @@ def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
     Numbers become those of the target's dtype, mostly float32. Where the tensors of several names
     make one parameter, they are read whole. Raises SnapshotError if the shape differs.
     """
-    local, read = local_part(target), _reader_of(whole_shape(target), reader, stored)
-    for piece in pieces_of(target):
-        local[piece.local].copy_(read(piece.whole))
+    local, read = local_part(target), _reader_of(tuple(target.shape), reader, stored)
+    if local.numel():  # with many processes, some have no part of a small tensor
+        local.copy_(read(slices_of(target)))
 
 
 def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stored) -> None:
@@ -150,9 +150,9 @@ def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stor
 
     No more than these rows are in memory before they are quantized.
     """
-    read = _reader_of(shape, reader, stored)
-    for piece in pieces_of(target):
-        local_part(target).copy_(quantize(read((piece.whole[0], slice(0, shape[1])))))
+    read, local = _reader_of(shape, reader, stored), local_part(target)
+    if local.numel():
+        local.copy_(quantize(read((slices_of(target)[0], slice(0, shape[1])))))
 
 
 def _reader_of(
@@ -169,6 +169,7 @@ def _reader_of(
     def read(slices: tuple[slice, ...]) -> Tensor:
         if stored.convert is not None:
             return stored.convert([one[...] for one in found])[slices]
+        slices = stored.part.within(slices, shape[0] if shape else 1)
         part: Tensor = found[0][slices[::-1] if transposed else slices]
         return part.t() if transposed else part
 
@@ -251,13 +252,15 @@ def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: An
             state = optimizer.state[parameter] = {}
             group = group_of[parameter]
             for key, shape in kept[name].items():
-                if key == STEP or shape != whole_shape(parameter):
+                file, part = layout.place(name)
+                if key == STEP or shape != tuple(parameter.shape):
                     # As torch does: the step is on the CPU, unless a kernel of the device reads it.
                     on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
                     device = torch.device("cpu") if on_cpu else parameter.device
                     value = torch.empty(shape, device=device)
                 else:
-                    value = cut_like(torch.empty_like(parameter), parameter)
-                stored = Stored((f"{name}.{key}",), layout.is_transposed(name))
+                    value = torch.empty_like(parameter)
+                transposed = layout.is_transposed(file)
+                stored = Stored((f"{file}.{key}",), transposed, part=part if shape else ALL)
                 read_into(value, reader, stored)
                 state[key] = value

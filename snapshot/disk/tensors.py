@@ -14,18 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from model.layout import FLOAT_BYTES, Layout, Shape, Written
-from model.sharded import (
-    cut_like,
-    gather_full,
-    is_sharded,
-    local_part,
-    numbers_in,
-    pieces_of,
-    whole_shape,
-    writes_shard,
-)
-from optim.optimizers import STEP, Kept, OptimizerError, kept_by
+from model.layout import ALL, FLOAT_BYTES, Layout, Shape, Written
+from model.layout import Part as OfRows
+from model.sharded import gather_full, is_sharded, local_part, slices_of, writes_shard
+from optim.optimizers import OPTIMIZERS, STEP
 from snapshot.disk.model import ADAPTERS
 from snapshot.disk.tensor_files import Slices, TensorFiles
 from snapshot.errors import SnapshotError, Unresumable
@@ -50,6 +42,8 @@ class Entry:
     """Makes what is written from full tensors; None for one that is written as it is."""
     transposed: bool = False
     """Whether the file holds the one tensor transposed."""
+    of_rows: OfRows = ALL
+    """Which rows of what the file holds the one tensor is."""
 
     @property
     def is_sharded(self) -> bool:
@@ -65,10 +59,9 @@ class Entry:
         if not self.is_sharded:
             return [Part(self, self.tensors)]
         ((name, tensor),) = self.tensors.items()
-        return [
-            Part(self, {name: local_part(tensor)[piece.local]}, piece.whole)
-            for piece in (pieces_of(tensor) if writes_shard(tensor) else ())
-        ]
+        if not writes_shard(tensor):
+            return []
+        return [Part(self, {name: local_part(tensor)}, slices_of(tensor))]
 
 
 @dataclass(frozen=True)
@@ -114,10 +107,13 @@ class Part:
         tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
         if self.entry.convert is not None:
             whole = {name: tensor.float() for name, tensor in tensors.items()}
-            for name, tensor in self.entry.convert(whole).items():
-                files.write(name, tensor)
+            for name, converted in self.entry.convert(whole).items():
+                files.write(name, converted)
             return
         (tensor,), (name,), slices = tensors.values(), self.entry.shapes, self.slices
+        if self.entry.of_rows.count > 1:
+            rows = next(iter(self.entry.tensors.values())).shape[0]
+            slices = self.entry.of_rows.within(slices or slices_of(tensor), rows)
         if self.entry.transposed:
             tensor, slices = tensor.t(), None if slices is None else slices[::-1]
         files.write(name, tensor, slices)
@@ -126,7 +122,7 @@ class Part:
 def written_as(layout: Layout, prefix: str) -> list[Written]:
     """What the files of this prefix hold (see snapshot/disk/model.py), in their order."""
     if prefix == ADAPTERS:
-        shapes = {name: whole_shape(one) for name, one in layout.adapters().items()}
+        shapes = {name: tuple(one.shape) for name, one in layout.adapters().items()}
         return [Written((name,), {name: shape}) for name, shape in shapes.items()]
     return layout.written()
 
@@ -136,29 +132,28 @@ def entries_of_weights(layout: Layout, prefix: str) -> list[Entry]:
     parameters = {**layout.parameters(), **layout.adapters()}
     entries = []
     for group in written_as(layout, prefix):
-        live = {name: parameters[name] for name in group.parameters}
-        tensors = {name: cut_like(one.detach(), one) for name, one in live.items()}
-        transposed = prefix != ADAPTERS and layout.is_transposed(group.parameters[0])
-        entries.append(Entry(tensors, group.shapes, group.convert, transposed))
+        tensors = {name: parameters[name].detach() for name in group.parameters}
+        transposed = prefix != ADAPTERS and layout.is_transposed(next(iter(group.shapes)))
+        entries.append(Entry(tensors, group.shapes, group.convert, transposed, group.part))
     return entries
 
 
-def kept_in(layout: Layout, optimizer: Any) -> dict[str, Kept]:
+def kept_in(layout: Layout, optimizer: Any) -> dict[str, dict[str, Shape]]:
     """Names and shapes of what the optimizer of this optim.name keeps of all that is trained.
 
-    Raises SnapshotError for an optimizer that is unknown, or of which no snapshot is possible.
+    Raises SnapshotError for an optimizer that is unknown.
     """
-    try:
-        kept = kept_by(optimizer, layout.parts())
-    except OptimizerError as error:
-        raise SnapshotError(f"optim.name={optimizer!s:.80} {error}") from error
-    return {name: kept[one] for name, one in layout.trained().items()}
+    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
+        known = " or ".join(OPTIMIZERS)
+        raise SnapshotError(f"optim.name={optimizer!s:.80} is not {known}")
+    kind, joined = OPTIMIZERS[optimizer], layout.parts()
+    return {name: kind.kept_of(one, joined[one]) for name, one in layout.trained().items()}
 
 
 def moment_counts(layout: Layout, optimizer: str) -> dict[str, int]:
     """How many numbers the optimizer keeps of each number of what is trained."""
     kept, trained = kept_in(layout, optimizer), layout.trained()
-    shapes = {name: whole_shape(one) for name, one in trained.items()}
+    shapes = {name: tuple(one.shape) for name, one in trained.items()}
     return {name: [*of.values()].count(shapes[name]) for name, of in kept.items()}
 
 
@@ -166,8 +161,8 @@ def snapshot_bytes(layout: Layout, optimizer: str) -> int:
     """Bytes of a snapshot's tensors: all weights, or the adapters alone, and moments."""
     trained, moments = layout.trained(), moment_counts(layout, optimizer)
     weights = layout.adapters() or layout.parameters()
-    numbers = sum(numbers_in(one) for one in weights.values())
-    numbers += sum(moments[name] * numbers_in(one) for name, one in trained.items())
+    numbers = sum(one.numel() for one in weights.values())
+    numbers += sum(moments[name] * one.numel() for name, one in trained.items())
     return FLOAT_BYTES * numbers
 
 
@@ -178,24 +173,22 @@ def entries_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any
     Unresumable where the optimizer has other parameters, or keeps something else, than at first.
     """
     entries, kept, trained = [], kept_in(layout, optimizer_name), layout.trained()
+    kind, joined = OPTIMIZERS[optimizer_name], layout.parts()
     _refuse_other_parameters(layout, optimizer)
     for name, parameter in trained.items():
         state = optimizer.state.get(parameter, {})
-        if state.keys() != kept[name].keys():
+        if wrong := kind.wrong_in(state, parameter, joined[parameter]):
             if not state:
                 raise SnapshotError(f"the optimizer has not updated {name} yet")
-            now, first = (", ".join(sorted(one)) or "nothing" for one in (state, kept[name]))
-            raise Unresumable(
-                f"optim.name={optimizer_name!s:.80} keeps {now} of {name}, but after its first "
-                f"update {first}, which is what a snapshot holds: make all of it in the first "
-                "update, and keep it"
-            )
+            raise Unresumable(f"optim.name={optimizer_name} {wrong}. That is of {name}")
         for key, value in sorted(state.items()):
-            if shape := kept[name][key]:
-                value = cut_like(value.detach(), parameter)
-            transposed = layout.is_transposed(name) and len(shape) == 2
-            shapes = {f"{name}.{key}": shape[:: -1 if transposed else 1]}
-            entries.append(Entry({key: value}, shapes, transposed=transposed))
+            (file, part), shape = layout.place(name), kept[name][key]
+            if not shape:
+                entries.append(Entry({key: value}, {f"{file}.{key}": ()}))
+                continue
+            transposed = layout.is_transposed(file) and len(shape) == 2
+            in_file = {f"{file}.{key}": part.shape_within(shape)[:: -1 if transposed else 1]}
+            entries.append(Entry({key: value.detach()}, in_file, None, transposed, part))
     return entries
 
 

@@ -7,6 +7,7 @@ loss scaler.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator
@@ -42,7 +43,6 @@ from model.context import Context
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
-from model.tensor import TensorGroup
 from training.distributed.launcher import (
     env_var,
     fp8_recipe,
@@ -54,7 +54,6 @@ from training.distributed.launcher import (
 )
 from training.distributed.processes import init_processes
 from training.distributed.sharing import (
-    clip_shared,
     context_size,
     data_parallel_size,
     refuse_model,
@@ -142,27 +141,6 @@ class Accelerator(accelerate.Accelerator):
         """
         return args
 
-    def prepare(self, *args: Any, **options: Any) -> Any:
-        """Like accelerate's method."""
-        prepared = super().prepare(*args, **options)
-        if tensor_size(self) > 1:
-            for model in self._models:
-                unwrapped(self, model).mark_cuts()
-        return prepared
-
-    def backward(self, loss: Tensor, **options: Any) -> None:
-        """Like accelerate's method; processes that share matrices also add up parts of gradients.
-
-        Those are of parameters that each of them has whole, but uses for its positions alone.
-        """
-        super().backward(loss, **options)
-        if tensor_size(self) == 1 or not self.sync_gradients:
-            return
-        for model in self._models:
-            group = unwrapped(self, model).tensors
-            assert group is not None, "configure_wrapping has shared the matrices"
-            group.sum_gradients([one for one in model.parameters() if one.cut.summed])
-
     @property
     def seed_index(self) -> int:
         """The number of this process, but one for all processes that share matrices.
@@ -183,9 +161,6 @@ class Accelerator(accelerate.Accelerator):
         self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
     ) -> Tensor:
         """Like accelerate's method."""
-        if tensor_size(self) > 1:
-            self.unscale_gradients()
-            return clip_shared(list(parameters), max_norm, norm_type)
         if self.is_fsdp2:
             return super().clip_grad_norm_(parameters, max_norm, norm_type)
         self.unscale_gradients()
@@ -441,8 +416,10 @@ def configure_wrapping(
     if accelerator.parallelism_config is not None:
         # accelerate 1.15 takes a joint dimension from the mesh, which torch calls deprecated.
         warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh")
+    # It says of each way to a whole tensor that a faster one might exist.
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     if tensor_size(accelerator) > 1:
-        model.share_matrices(TensorGroup(accelerator.torch_device_mesh["tp"].get_group()))
+        model.share_matrices(accelerator.torch_device_mesh["tp"])
     if context_size(accelerator) > 1:
         group = accelerator.torch_device_mesh["cp"].get_group()
         model.share_context(Context(group))

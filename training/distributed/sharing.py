@@ -1,4 +1,4 @@
-"""Processes that share each sequence, or each matrix of the model, and how those clip gradients.
+"""Processes that share each sequence, or each matrix of the model.
 
 What they cannot do is refused with the entry of the accelerate config file.
 """
@@ -6,17 +6,12 @@ What they cannot do is refused with the entry of the accelerate config file.
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
 
 import accelerate
-import torch
-from torch import Tensor, nn
 
 from config.schema import Config, ConfigError, RunConfig
 from model.family import LanguageModel
 from model.frozen import NF4
-from model.sharded import gather_full, local_part
-from optim.optimizers import TOGETHER, updates_parts
 
 TP_SIZE = "parallelism_config_tp_size"
 FOUR_BITS = (
@@ -73,7 +68,6 @@ def refuse_context(
 
 def why_not_shared(config: Config, precision: str) -> str | None:
     """Why no processes can share matrices in such a run; None if they can."""
-    optim = config.optim
     if precision in ("fp16", "fp8"):
         return (
             f"mixed_precision: {precision} is not supported where processes share matrices "
@@ -81,10 +75,10 @@ def why_not_shared(config: Config, precision: str) -> str | None:
         )
     if config.model.frozen_dtype == NF4:
         return FOUR_BITS
-    if optim.name not in TOGETHER and not updates_parts(optim.name, optim):
+    if config.model.lora_rank is not None:
         return (
-            f"optim.name={optim.name} computes the update of a matrix from all of it, and where "
-            f"processes share matrices ({TP_SIZE}) each has a part. Use optim.name=adamw."
+            f"model.lora_rank={config.model.lora_rank}: adapters are small, and processes that "
+            f"share matrices ({TP_SIZE}) do not share them. Use FSDP alone."
         )
     return None
 
@@ -100,14 +94,11 @@ def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, conf
         if model.layout().packed():  # also if the run began so
             raise ConfigError(FOUR_BITS)
         named = f"{file} {TP_SIZE}: {tensor}"
-        refuse_size(named, tensor, context, model, config.data.block_size)
+        refuse_size(named, tensor, model)
 
 
-def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, length: int) -> None:
-    """Raise ConfigError if `size` processes, which is `named` so, cannot share a model's matrices.
-
-    As many groups of them as `sequences` share each sequence, of so many positions.
-    """
+def refuse_size(named: str, size: int, model: LanguageModel) -> None:
+    """Raise ConfigError if `size` processes, which is `named` so, cannot share its matrices."""
     heads = model.config.head_counts
     if not model.tensor_plan:
         raise ConfigError(
@@ -120,33 +111,3 @@ def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, len
             f"{named}, but the model has {uneven[0]} heads, of which each process must have as "
             f"many. Set it to a divisor of {gcd(*heads)}."
         )
-    multiple = sequences * size
-    if model.shares_positions and length % multiple:
-        below = length // multiple * multiple
-        raise ConfigError(
-            f"{named}: between layers each process has some of the {length} positions of a "
-            f"sequence, so data.block_size must be a multiple of {multiple}. Use "
-            f"{f'{below} or ' * (below > 0)}{below + multiple}."
-        )
-
-
-def clip_shared(parameters: list[Any], max_norm: float, norm_type: float) -> Tensor:
-    """Clip gradients of parameters that processes share (`Cut`); returns their norm before that."""
-    from torch.distributed import all_gather_single
-
-    parts: list[Tensor] = []
-    wholes: list[Tensor] = []
-    for one in parameters:
-        if one.grad is not None:
-            (wholes if one.cut.dim is None else parts).append(one.grad)
-    group, device = parameters[0].cut.group, parameters[0].device
-    own, of_wholes = (
-        gather_full(nn.utils.get_total_norm(some, norm_type)).to(device) for some in (parts, wholes)
-    )
-    norms = own.new_empty(group.size())
-    all_gather_single(norms, own[None], group=group)
-    norm = torch.linalg.vector_norm(torch.cat((norms, of_wholes[None])), norm_type)
-    smaller = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
-    for gradient in parts + wholes:
-        local_part(gradient).mul_(smaller)
-    return norm

@@ -116,8 +116,8 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "model/sharded.py",  # gathers shards
     "model/context.py",  # exchanges positions for heads
     "model/tensor.py",  # adds up what processes compute with their parts of matrices
-    "model/vocabulary.py",  # and a softmax over the rows of all
-    "optim/sharing.py",  # exchanges matrices that processes share
+    "model/head.py",  # adds up losses of positions that they share
+    "optim/muon.py",  # exchanges matrices that processes share
     "training/distributed/processes.py",
     "snapshot/disk/writers.py",  # what the threads that write a snapshot have done
     "training/distributed/sharing.py",  # adds up a norm

@@ -17,9 +17,8 @@ from config.schema import OptimConfig
 from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
-from optim.muon import ITERATIONS, PARTS, Matrix, batches, orthogonalized
-from optim.sharing import owners
-from planning.estimate import MemoryEstimate, sent_share, writing_memory
+from optim.muon import ITERATIONS, PARTS, orthogonalized
+from planning.estimate import MemoryEstimate, writing_memory
 from planning.fake_trace import Shape
 from sealed import seal
 from snapshot.disk.checking import check_snapshot
@@ -241,83 +240,24 @@ def test_the_planner_counts_one_moment_of_a_matrix():
     assert copies[0] - copies[1] >= 4 * matrix
 
 
-@pytest.mark.parametrize(
-    ("processes", "shards", "precision"),
-    [
-        (2, 1, "no"),
-        (2, 2, "no"),
-        (4, 2, "bf16"),  # sends both ways
-        pytest.param(2, 1, "bf16", marks=pytest.mark.slow),
-        pytest.param(2, 2, "bf16", marks=pytest.mark.slow),
-        pytest.param(4, 2, "no", marks=pytest.mark.slow),
-    ],
-)
-def test_the_planner_counts_what_processes_send_of_updates(processes, shards, precision):
-    """Shards of updates go to the owners and come back, and copies get what others computed."""
-    shape = Shape("cpu", precision, processes, shards, "muon")
-    traffic = MemoryEstimate(SIZES, shape).traffic(1, 1)
-    matrix = sum(one.numel() for one in matrices(GPT(SIZES))) * (4 if precision == "no" else 2)
-    between = matrix // shards if processes > shards else 0
-    assert traffic.get("all-gather of updates", 0) == between
-    copies = processes // shards
-    there_and_back = 2 * matrix / shards / copies if shards > 1 else 0
-    assert traffic.get("all-to-all", 0) == there_and_back
-    assert sent_share("all-gather of updates", shape) == (copies - 1) / copies
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 8])
-def test_owners_compute_about_as_much(processes):
-    costs = [7, 1, 1, 1, 12, 12, 12, 12, 7, 7, 7, 1]
-    found = owners(costs, processes)
-    assert found == owners(costs, processes)
-    loads = [0] * processes
-    for cost, owner in zip(costs, found, strict=True):
-        loads[owner] += cost
-    assert max(loads) - min(loads) <= max(costs)
-    assert max(loads) <= sum(costs) / processes + max(costs) / 2
-    assert owners([1] * 2 * processes, processes) == [*range(processes)] * 2
-
-
-def test_every_matrix_has_one_owner_and_batches_are_bounded(model):
-    optimizer = make_optimizer(model, OPTIM, CPU, "no")
-    groups = [group for group in optimizer.param_groups if PARTS in group]
-    every = [
-        Matrix(one, group, part)
-        for group in groups
-        for one in group["params"]
-        for part in range(group[PARTS])
-    ]
-    found = [batch for processes in (1, 2, 3) for batch in batches(every, processes)]
-    for batch in found:
-        assert len({one.shape for of_owner in batch for one in of_owner}) == 1
-        sizes = [len(of_owner) for of_owner in batch]
-        if len(batch) == 2:
-            assert sizes[0] == sizes[1]  # nothing is padded to be gathered
-    assert len(every) == 2 * (3 + 1 + 2)
-    of_one = [one for batch in found if len(batch) == 1 for one in batch[0]]
-    of_three = [one for batch in found if len(batch) == 3 for own in batch for one in own]
-    assert {id(one) for one in of_one} == {id(one) for one in of_three} == {id(x) for x in every}
-    assert len(of_one) == len(of_three) == len(every)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("copies", "shards"),
-    [(2, 1), (1, 4), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 2), (3, 1)))],
-    ids=["DDP 2", "FSDP 4", "hybrid 2 x 2", "DDP 3"],
+    ("copies", "shards", "parts"),
+    [
+        (1, 4, 1),
+        (1, 2, 2),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 1, 1), (2, 2, 1), (3, 1, 1))),
+    ],
+    ids=["FSDP 4", "FSDP 2 x tp 2", "DDP 2", "hybrid 2 x 2", "DDP 3"],
 )
-def test_processes_share_matrices_of_any_shape(tmp_path, copies, shards):
+def test_processes_share_matrices_of_any_shape(tmp_path, copies, shards, parts):
     """Joined matrices, shards with fewer rows or none, and parameters without gradient."""
-    processes = copies * shards
+    processes = copies * shards * parts
     config = runs.rehearsal("ddp.yaml", tmp_path, processes)
-    words = (str(copies), str(shards))
+    words = (str(copies), str(shards), str(parts))
     result = runs.run(runs.launch_command(config, *words, script=SHARED_UPDATES))
     assert result.returncode == 0, result.stderr
     found = [json.loads(one) for one in re.findall(r"\{.*?\}", result.stdout)]
     assert len(found) == processes
     assert len({one["bits"] for one in found}) == 1
     assert max(one["difference"] for one in found) < 1e-6
-    (every,) = {one["all"] for one in found}
-    assert sum(one["own"] for one in found) == every
-    if processes != 3:  # the largest matrix is more than a third of the work
-        assert max(one["own"] for one in found) < 1.01 * every / processes
