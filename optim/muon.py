@@ -71,11 +71,12 @@ class Muon(EagerOptimizer):
                     self._update(alike, group)
 
     def _batches(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-        """Parameters of one shape, as many as all processes orthogonalize at once."""
-        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+        """Parameters of one shape and sharding, as many as all processes orthogonalize at once."""
+        groups: dict[Any, list[nn.Parameter]] = {}
         for parameter in parameters:
-            by_shape.setdefault(parameter.shape, []).append(parameter)
-        for shape, alike in by_shape.items():
+            lies = getattr(parameter, "placements", None)  # by rows or by columns
+            groups.setdefault((parameter.shape, lies), []).append(parameter)
+        for (shape, _), alike in groups.items():
             mesh = self._mesh_of(alike[0])
             at_once = max(1, STACKED // shape.numel()) * (1 if mesh is None else mesh.size())
             yield from (alike[i : i + at_once] for i in range(0, len(alike), at_once))
