@@ -23,11 +23,10 @@ from model.balance import balance_of
 from model.context import Context
 from model.documents import Rows, packed_rows
 from model.family import LanguageModel, ModelConfig
-from model.head import mean_loss
+from model.head import Head, mean_loss
 from model.layout import Layout, ModelError
 from model.lora import INSTALL, hidden, stacked_in
 from model.older_config import with_older_entries
-from model.output_layer import OutputLayer, use_output_layer
 from model.products import compute_dtype
 from model.recompute import around_block, within_block
 from model.tensor import REPLICATED, WAYS, Plan
@@ -51,6 +50,14 @@ PACKING = (
     *("phi3", "qwen2", "qwen3", "smollm3"),
 )
 """Families whose attention ends where positions begin again (measured by test_rows.py)."""
+PLAIN_LOGITS = (
+    *("gemma3_text", "glm", "gpt2", "gpt_neox", "gptj", "granite", "helium", "llama", "mistral"),
+    *("mixtral", "olmo2", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+    *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+)
+"""Families whose logits are those of the output layer (measured by test_plain_logits.py)."""
+CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Entries by which an architecture caps or scales them."""
 GROWING_ROTATIONS = ("dynamic", "longrope")
 """Rotary embeddings that depend on the largest position of a batch."""
 IN_ROWS = "in_rows"
@@ -248,6 +255,12 @@ def unusable(reason: str) -> ModelError:
     return ModelError(f"cannot be used: {reason}")
 
 
+def has_plain_logits(config: Any) -> bool:
+    """Whether a model computes its logits by the output layer alone."""
+    changed = any(getattr(config, one, None) not in (None, 1.0) for one in CHANGES_LOGITS)
+    return config.model_type in PLAIN_LOGITS and not changed
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
@@ -291,7 +304,9 @@ class CausalLM(LanguageModel):
         """The classes that FSDP wraps if the accelerate config file names none."""
         self.balance = balance_of(self.lm)
         """What adds a mixture's load-balancing loss, if its config.json says so."""
-        use_output_layer(self.lm)
+        output = self.lm.get_output_embeddings()
+        if type(output) is nn.Linear and has_plain_logits(self.lm.config):
+            output.__class__ = Head
         # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
         self.lm.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
 
@@ -399,27 +414,19 @@ class CausalLM(LanguageModel):
             # transformers takes a mask of four dimensions as it is, and makes none of (B, 1, T, T).
             options = {"packed_rows": rows, "attention_mask": ids.new_zeros(1, 1, 1, 1)}
 
-        def logits() -> Tensor:
-            found = self.lm(
-                input_ids=ids,
-                position_ids=positions,
-                cache=cache,
-                use_cache=cache is not None,
-                **options,
-            )
-            return cast(Tensor, found.logits)
-
+        options |= {"input_ids": ids, "position_ids": positions}
+        options |= {"cache": cache, "use_cache": cache is not None}
         balance = self.balance if self.training and targets is not None else None
         whole = targets if self.context is None else self.context.targets
         if self.balance is not None:
             self.balance.begin(None if balance is None else whole, self.context)
         if targets is None:
-            return logits()
+            return cast(Tensor, self.lm(**options).logits)
         output = self.get_output_embeddings()
-        if isinstance(output, OutputLayer):
-            loss = output.loss_in(logits, targets)
+        if isinstance(output, Head):  # the loss without all logits in memory
+            loss = output(self.base(**options).last_hidden_state, targets)
         else:
-            loss = mean_loss(logits().flatten(0, 1), targets.flatten())
+            loss = mean_loss(self.lm(**options).logits.flatten(0, 1), targets.flatten())
         if balance is None or whole is None:
             return loss
         uneven = balance.end()

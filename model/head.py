@@ -33,8 +33,6 @@ class Head(nn.Linear):
     """
 
     casts_weights = True
-    steps: Steps = ()
-    """What a model does to the logits before their loss."""
     mesh: Any = None
     """The processes that share matrices (`model.tensor`): each computes the loss of some positions.
     """
@@ -42,19 +40,19 @@ class Head(nn.Linear):
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss.
 
-        That is 0 if no target counts. The logits are those before `steps`.
+        That is 0 if no target counts.
         """
         if targets is None:
             return self.logits(hidden)
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self.mesh is None and self.out_features <= self.in_features:
-            return mean_loss(apply_steps(self.steps, self.logits(hidden))[0], targets)
+            return mean_loss(self.logits(hidden), targets)
         has_grad = torch.is_grad_enabled()
         weight = self.weight if has_grad else self.weight.detach()
         bias = self.bias if has_grad or self.bias is None else self.bias.detach()
         if self.mesh is not None:
             return self._shared_loss(hidden, weight, bias, targets)
-        summed: Tensor = _SummedLoss.apply(hidden, weight, bias, targets, self.steps)
+        summed: Tensor = _SummedLoss.apply(hidden, weight, bias, targets)
         return summed / target_count(targets)
 
     def _shared_loss(
@@ -66,7 +64,7 @@ class Head(nn.Linear):
         own = [moved(one, self.mesh, Replicate(), Shard(0)) for one in (hidden, targets)]
         weight = summed_gradient(weight, self.mesh)
         bias = None if bias is None else summed_gradient(bias, self.mesh)
-        summed = _SummedLoss.apply(own[0], weight, bias, own[1], self.steps)
+        summed = _SummedLoss.apply(own[0], weight, bias, own[1])
         return moved(summed, self.mesh, Partial(), Replicate()) / target_count(targets)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -85,35 +83,6 @@ def chunks(positions: int, rows: int) -> Iterator[slice]:
     """Positions in chunks of so many rows; the last may have fewer. A plan leaves out most."""
     for begin in range(0, positions, rows):
         yield slice(begin, begin + rows)
-
-
-Step = tuple[str, float | None]
-Steps = tuple[Step, ...]
-"""What is done to logits one after the other: `mul` or `div` with a number, `tanh`, `float`."""
-
-
-def apply_steps(steps: Steps, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The logits after the steps, and what `gradient_before` needs of them."""
-    kept = []
-    for name, number in steps:
-        if name == "tanh":
-            logits = logits.tanh()
-            kept.append(logits)
-        elif name == "float":
-            logits = logits.float()
-        elif number is not None:
-            logits = logits * number if name == "mul" else logits / number
-    return logits, kept
-
-
-def gradient_before(steps: Steps, kept: list[Tensor], gradient: Tensor) -> Tensor:
-    """The gradient of the logits before the steps, from that of the logits after them."""
-    for name, number in reversed(steps):
-        if name == "tanh":
-            gradient = gradient * (1 - kept.pop().float().square())
-        elif number is not None:
-            gradient = gradient * number if name == "mul" else gradient / number
-    return gradient
 
 
 def aligned(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -185,7 +154,6 @@ class _SummedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        steps: Steps,
     ) -> Tensor:
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         dtype, outputs = compute_dtype(hidden), len(weight)
@@ -200,7 +168,7 @@ class _SummedLoss(torch.autograd.Function):
         for chunk in chunks(len(hidden), chunk_rows(outputs)):
             part, aims = hidden[chunk], targets[chunk]
             counts = (aims != IGNORED).to(dtype)[:, None]
-            logits, kept = apply_steps(steps, F.linear(part, weight, added)[:, :outputs])
+            logits = F.linear(part, weight, added)[:, :outputs]
             logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
             del logits
             summed += F.nll_loss(logarithms, aims, ignore_index=IGNORED, reduction="sum")
@@ -210,7 +178,7 @@ class _SummedLoss(torch.autograd.Function):
             gradient, places = logarithms.exp_(), torch.arange(len(aims), device=aims.device)
             gradient[places, aims.clamp(min=0)] -= (aims != IGNORED).float()
             del logarithms
-            gradient = gradient_before(steps, kept, gradient).to(dtype)
+            gradient = gradient.to(dtype)
             gradient = F.pad(gradient, (0, padded)) if padded else gradient
             if of_hidden is not None:
                 of_hidden[chunk] = gradient @ weight * counts
@@ -238,7 +206,7 @@ class _SummedLoss(torch.autograd.Function):
             of_weight = of_weight.mul_(ROOM * grad).to(dtypes[1])
         if of_bias is not None:
             of_bias = of_bias.mul_(ROOM * grad).to(dtypes[2])
-        return of_hidden, of_weight, of_bias, None, None
+        return of_hidden, of_weight, of_bias, None
 
 
 def added_in_float32(total: Tensor | None, more: Tensor) -> Tensor:
