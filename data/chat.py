@@ -56,25 +56,20 @@ class EncodedChat(NamedTuple):
         return int(self.trained.sum())
 
 
-def no_template(where: str) -> DataError:
-    """The error for a tokenizer without a chat template."""
-    return DataError(
-        f"{where} has no chat template, which formats conversations as text. Name a model or a "
-        "tokenizer that has one; their names often end in -Instruct or -it."
-    )
-
-
 class ChatTemplate:
     """Renders and encodes conversations."""
 
-    def __init__(self, tokenizer: Tokenizer, where: str, today: date | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, where: str, today: date | None = None) -> None:
         """`where` names the tokenizer, `today` is the date that the template may write.
 
         Raises DataError if the tokenizer has no chat template.
         """
         templates = tokenizer.chat_templates if isinstance(tokenizer, SubwordTokenizer) else {}
         if "default" not in templates:
-            raise no_template(where)
+            raise DataError(
+                f"{where} has no chat template, which formats conversations as text. Name a model "
+                "or a tokenizer that has one; their names often end in -Instruct or -it."
+            )
         if find_spec("transformers") is None:
             raise DataError(
                 "conversations need transformers, which renders chat templates. "

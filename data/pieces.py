@@ -11,6 +11,8 @@ from typing import NamedTuple, TypedDict
 PIECE_CHARACTERS = 1 << 20
 CHUNK_CHARACTERS = 1 << 15
 """A longer document is cut, so that several cores encode it in bounded memory."""
+ROWS_AT_ONCE = 32
+"""About a million characters: enough for many cores."""
 DOCUMENTS_OF_A_ROW = 128
 """Each takes memory of its own when it is encoded, even a short one."""
 

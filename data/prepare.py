@@ -19,12 +19,11 @@ from datasets import IterableDataset
 from datasets.iterable_dataset import ExamplesIterable
 from numpy.typing import NDArray
 
-from data.chat import TRAINING_DATE, ChatTemplate, no_template
+from data.chat import TRAINING_DATE, ChatTemplate
 from data.documents import Documents
-from data.encode import ROWS_AT_ONCE
 from data.errors import BrokenText, DataError, UnknownCharacter
 from data.messages import ChatError, Conversation, texts_in
-from data.pieces import Chunk, Piece, chunks_of, rows_of, utf8_bytes
+from data.pieces import ROWS_AT_ONCE, Chunk, Piece, chunks_of, rows_of, utf8_bytes
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.progress import Progress
 from data.sources import Source
@@ -78,17 +77,17 @@ def build(
     ordinals = ("first", "second", "third")[: 3 if size else 2]
     total = {2: "two", 3: "three"}[len(ordinals)]
     passes = (f"preparing {source.name}, {number} of {total} passes" for number in ordinals)
-    template = None if longest is None else _template(chosen)
+    tokenizer = tokenizer_of(chosen) if isinstance(chosen, Path) else None
+    where = f"data.tokenizer={chosen}"
+    template = None if longest is None else ChatTemplate(tokenizer, where, TRAINING_DATE)
     try:
         progress.doing(next(passes), unit="million characters")
         characters, ends, alphabet = _scan(source, chosen == CHARACTERS, progress)
         cut = _cut(source, characters, ends, val_fraction, only_ends=template is not None)
         if size:
             progress.doing(next(passes), cut)
-            tokenizer: Tokenizer = train_bpe(size, _counted(source, cut, progress), cut)
-        elif isinstance(chosen, Path):
-            tokenizer = tokenizer_of(chosen)
-        else:
+            tokenizer = train_bpe(size, _counted(source, cut, progress), cut)
+        elif tokenizer is None:
             tokenizer = CharTokenizer(alphabet)
         info = CorpusInfo(name=source.name)
         if chosen != CHARACTERS:
@@ -280,11 +279,3 @@ def _changed(source: Source) -> DataError:
         f"data.source={source.name} changed while it was read. Start again when no process "
         "writes to it any more, or use a copy of it."
     )
-
-
-def _template(chosen: str | Path) -> ChatTemplate:
-    """The chat template of a tokenizer. Raises DataError if it has none."""
-    where = f"data.tokenizer={chosen}"
-    if isinstance(chosen, Path):
-        return ChatTemplate(tokenizer_of(chosen), where, TRAINING_DATE)
-    raise no_template(where)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from data.columns import MASKED
 from data.corpus import Corpus
-from data.encode import texts_as_tokens
 from data.errors import DataError, cache_error
 from data.order import Mix
 from data.pieces import utf8_bytes
@@ -28,7 +27,13 @@ from data.reading.groups import TRAIN, Listing
 from data.reading.rows import list_source, read_group
 from data.streaming.cache import TokenCache
 from data.streaming.walk import Block, Cursor, ReadAhead, StreamOrder, Walk
-from data.streaming.windows import LEFT_OUT, Stream, StreamSource, held_out_parts
+from data.streaming.windows import (
+    LEFT_OUT,
+    Stream,
+    StreamSource,
+    held_out_parts,
+    texts_as_tokens,
+)
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
 from data.token_file import NO_NUMBERS, TokenFile, TokenStream, ends_within, write_tokens
 from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer, lost_in

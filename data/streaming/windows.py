@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.encode import in_order, texts_as_tokens
 from data.errors import TextLost, cache_error
 from data.order import GROUPS, ROWS, mixed, permuted, random_words
-from data.pieces import utf8_bytes
+from data.pieces import ROWS_AT_ONCE, chunks_of, pieces_of, rows_of, utf8_bytes
 from data.prepared import FORMAT
 from data.reading.groups import Group, GroupText, Listing
 from data.streaming.cache import TokenCache
-from data.token_file import TokenFile, write_tokens
+from data.token_file import TokenFile, TokenRows, write_tokens
 from data.tokenizer import Tokenizer
 
 READS_AT_ONCE = 8
@@ -155,11 +157,12 @@ class StreamSource:
         """The rows of groups that are held out, or those that are not."""
         chosen = [self.listing.groups[group] for group in groups.tolist()]
         texts: list[str] = []
-        read = in_order(partial(self._stream.read, self.listing), chosen, READS_AT_ONCE)
-        for part, found in zip(self.held_out[groups], read, strict=True):
-            left_out += [found.broken] if found.broken else []
-            cut = math.ceil(part * len(found.texts))
-            texts += found.texts[:cut] if held_out else found.texts[cut:]
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            read = pool.map(partial(self._stream.read, self.listing), chosen)
+            for part, found in zip(self.held_out[groups], read, strict=True):
+                left_out += [found.broken] if found.broken else []
+                cut = math.ceil(part * len(found.texts))
+                texts += found.texts[:cut] if held_out else found.texts[cut:]
         return texts
 
     @cached_property
@@ -178,6 +181,13 @@ class StreamSource:
         seed, window_bytes = self._stream.seed, self._stream.window_bytes
         place = f"{self.held_out_key}\0{self.number}\0{seed}\0{window_bytes}"
         return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def texts_as_tokens(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[TokenRows]:
+    """The tokens of documents, in order. Raises DataError if the tokenizer has none for one."""
+    rows = rows_of(chunks_of(pieces_of(texts), sys.maxsize))
+    while batch := list(islice(rows, ROWS_AT_ONCE)):
+        yield from tokenizer.encode_rows([(row["text"], row["ends"]) for row in batch])
 
 
 def epoch_windows(

@@ -10,7 +10,6 @@ import pytest
 
 import data.prepare
 from data.corpus import prepare_corpus
-from data.encode import in_order
 from data.errors import DataError
 from data.prepare import MANY_DOCUMENTS
 from runs import ROOT
@@ -159,40 +158,6 @@ def test_the_fingerprint_is_of_the_text_and_its_split(prepare, tmp_path):
     assert prepare(written(tmp_path / "c.txt", renamed)).info.fingerprint != base
 
 
-def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch):
-    expected = prepare(written(tmp_path / "a.txt", TEXT))
-    monkeypatch.setattr("data.reading.text.PIECE_BYTES", 37)
-    again = prepare_corpus(
-        str(tmp_path / "a.txt"),
-        text_column="text",
-        val_fraction=0.1,
-        block_size=8,
-        cache_dir=tmp_path / "other",
-    )
-
-    assert again.info == expected.info
-
-
-def test_threads_hold_few_pieces_at_once():
-    made, done = [], []
-
-    def items():
-        for number in range(50):
-            made.append(number)
-            yield number
-
-    for result in in_order(lambda number: -number, items(), threads=3):
-        done.append(result)
-        assert len(made) - len(done) <= 3
-
-    assert done == [-number for number in range(50)]
-
-
-def test_what_fails_in_a_thread_ends_the_preparation():
-    with pytest.raises(ZeroDivisionError):
-        list(in_order(lambda number: 1 // number, [2, 1, 0, 5], threads=2))
-
-
 def test_a_text_shorter_than_a_block_is_refused(prepare, tmp_path):
     source = written(tmp_path / "a.txt", "x" * 100)
 
@@ -223,36 +188,6 @@ def test_a_preparation_that_fails_leaves_nothing(prepare, tmp_path, monkeypatch)
     assert cached(tmp_path) == []
 
     assert prepare(tmp_path / "a.txt").info.characters == len(TEXT)
-
-
-def test_what_a_killed_preparation_left_is_not_a_corpus(prepare, tmp_path):
-    source = written(tmp_path / "a.txt", TEXT)
-    script = (
-        "import os, pathlib, data.corpus as c, data.tokenizer as t\n"
-        "t.CharTokenizer.save = lambda *_: os.kill(os.getpid(), 9)\n"
-        f"c.prepare_corpus({str(source)!r}, text_column='text', val_fraction=0.1, block_size=8,"
-        f" cache_dir=pathlib.Path({str(tmp_path / 'cache')!r}))\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment())
-    assert killed.returncode == -9
-    (left,) = cached(tmp_path)
-    assert left.endswith(".tmp")
-
-    corpus = prepare(source)
-
-    assert text_of(corpus.held_out, corpus.tokenizer) == TEXT[len(corpus.train) :]
-    assert cached(tmp_path) == [left.split(".")[1]]
-
-
-def test_a_full_disk_is_told_with_the_folder(prepare, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("data.tokenizer.CharTokenizer.save", full)
-
-    with pytest.raises(DataError, match=r"data\.cache_dir=.*No space left.*another folder"):
-        prepare(written(tmp_path / "a.txt", TEXT))
-    assert cached(tmp_path) == []
 
 
 def environment():

@@ -17,9 +17,9 @@ import data.prepare
 import data.subwords
 import tokenizer_kinds
 from data.corpus import prepare_corpus
-from data.encode import texts_as_tokens
 from data.errors import DataError
 from data.pieces import Chunk, chunks_of, rows_of
+from data.streaming.windows import texts_as_tokens
 from data.subwords import END_OF_TEXT
 from runs import ROOT
 from subword_folders import END, foreign_folder
@@ -60,16 +60,6 @@ def text_of(part, tokenizer) -> str:
 
 def parts_of(corpus) -> tuple[str, str]:
     return text_of(corpus.train, corpus.tokenizer), text_of(corpus.held_out, corpus.tokenizer)
-
-
-def test_the_fingerprint_of_characters_is_what_it_was(prepare, tmp_path):
-    """Snapshots of runs hold it, and must resume."""
-    corpus = prepare(written(tmp_path / "a.txt", PLAIN), "char")
-
-    assert corpus.info.fingerprint == GOLDEN
-
-
-GOLDEN = "4fc84e81f102aea66667f1e1fa94e70f034fab9541cf6e71e57086c4e8051786"
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe:300"])
@@ -215,30 +205,6 @@ def test_any_number_of_threads_trains_the_same_vocabulary(tmp_path):
         )
         found.add(result.stdout)
     assert len(found) == 1
-
-
-def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):
-    source, theirs = written(tmp_path / "a.txt", TEXT), foreign_folder(tmp_path / "theirs")
-    known = [prepare(source, tokenizer).info for tokenizer in ("bpe:300", theirs)]
-    monkeypatch.setattr(data.prepare, "build", lambda *_: pytest.fail("built again"))
-
-    assert [prepare(source, tokenizer).info for tokenizer in ("bpe:300", theirs)] == known
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer_prepares_the_text_again(prepare, tmp_path, name):
-    source, lines = written(tmp_path / "a.txt", TEXT), []
-    expected = prepare(source).info
-    (file,) = (tmp_path / "cache").glob(f"*/{name}")
-    file.write_text(file.read_text().replace("<|endoftext|>", "<|endoftexx|>"))
-
-    assert prepare(source, say=lines.append).info == expected
-    assert sum("is damaged: " in line for line in lines) == 1
-
-
-def test_a_text_shorter_than_a_block_is_told_in_tokens(prepare, tmp_path):
-    with pytest.raises(DataError, match=r"has \d tokens to train on"):
-        prepare(written(tmp_path / "a.txt", "abcd"))
 
 
 def test_a_text_that_changes_between_the_passes_is_told(prepare, tmp_path, monkeypatch):
