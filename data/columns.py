@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from data.errors import BadRow, DataError
 from data.messages import EXTRAS, conversation_of
@@ -25,23 +25,15 @@ class TextColumn:
 
     name: str
     """The value of `data.text_column`."""
-
-    @property
-    def key(self) -> str:
-        """Part of the key of a cached text."""
-        return self.name
-
-    @property
-    def shown(self) -> str:
-        """The name for messages."""
-        return self.name
+    of_texts: ClassVar = True
+    """Whether a plain text, or a column of texts, has such documents."""
 
     def find(self, source: str, columns: Collection[str]) -> list[str]:
         """The columns to read. Raises DataError if the source lacks them."""
-        found = self.among(columns)
-        if not found:
+        wanted = self.among(columns)
+        if not wanted:
             raise self.missing(source, columns)
-        return found
+        return wanted
 
     def among(self, columns: Collection[str]) -> list[str]:
         """The columns to read; none if a table with these columns has no such documents."""
@@ -49,7 +41,13 @@ class TextColumn:
 
     def missing(self, source: str, columns: Iterable[str]) -> DataError:
         """The error for a table that has only other columns."""
-        return no_column(source, self.name, columns)
+        names = list(columns)
+        alike = difflib.get_close_matches(self.name, names, n=1)
+        meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else " Name one of them."
+        return DataError(
+            f"data.text_column={self.name} is not a column of {source}. Its columns: "
+            f"{_listed(names)}.{meant}"
+        )
 
     def document(self, row: Mapping[str, Any]) -> str:
         """The document of a row, with a final newline; empty if there is none.
@@ -63,21 +61,7 @@ class TextColumn:
                 f"data.text_column={self.name} holds {type(text).__name__}, not text: {text!r:.40}",
                 "Convert it to text, remove the row, or name another column with data.text_column",
             )
-        if not text:
-            return ""
-        check_utf8(self.name, text)
-        return with_final_newline(text)
-
-    def check_plain_text(self, source: str) -> None:
-        """Raise DataError if a source without columns has no such documents."""
-
-    def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
-        """Raise DataError if a column of a table with types cannot have what is read."""
-        if not is_text:
-            raise DataError(
-                f"data.text_column={column} of {source} holds {kind}, not text. Name another "
-                "column, or convert this one to text."
-            )
+        return with_final_newline(_checked(self.name, text)) if text else ""
 
 
 class MessagesColumn(TextColumn):
@@ -87,18 +71,12 @@ class MessagesColumn(TextColumn):
     of JSON, see `Conversation`.
     """
 
-    @property
-    def key(self) -> str:
-        return f"conversations\0{self.name}"
-
-    @property
-    def shown(self) -> str:
-        return f"{MESSAGES} or {' and '.join(PAIR)}" if self.name == DEFAULT_COLUMN else self.name
+    of_texts: ClassVar = False
 
     def among(self, columns: Collection[str]) -> list[str]:
-        found = self._turns_among(columns)
-        extras = [name for name in EXTRAS if name in columns and name not in found]
-        return [*found, *extras] if found else []
+        turns = self._turns_among(columns)
+        extras = [name for name in EXTRAS if name in columns and name not in turns]
+        return [*turns, *extras] if turns else []
 
     def _turns_among(self, columns: Collection[str]) -> list[str]:
         chosen = MESSAGES if self.name == DEFAULT_COLUMN else self.name
@@ -109,7 +87,7 @@ class MessagesColumn(TextColumn):
 
     def missing(self, source: str, columns: Iterable[str]) -> DataError:
         if self.name != DEFAULT_COLUMN:
-            return no_column(source, self.name, columns)
+            return super().missing(source, columns)
         wanted = f"a column {MESSAGES}, or the columns {' and '.join(PAIR)}"
         return DataError(
             f"data.documents=conversations needs {wanted}; data.source={source} has: "
@@ -123,29 +101,7 @@ class MessagesColumn(TextColumn):
         others = [name for name in self.among(row) if name not in turns]
         extras = {name: row[name] for name in others if row[name] not in (None, "")}  # "" of CSV
         conversation = conversation_of([row[name] for name in turns], extras)
-        document = conversation.as_json()
-        check_utf8(self.name, document)
-        return document + "\n"
-
-    def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
-        pass  # messages are nested values, whose rows are checked one by one
-
-    def check_plain_text(self, source: str) -> None:
-        raise DataError(
-            f"data.documents=conversations needs rows with {MESSAGES}, and data.source={source} is "
-            "plain text. Name JSON lines, Parquet or a data set of the Hub."
-        )
-
-
-def no_column(source: str, name: str, columns: Iterable[str]) -> DataError:
-    """The error for a column that does not exist."""
-    names = list(columns)
-    alike = difflib.get_close_matches(name, names, n=1)
-    meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else " Name one of them."
-    return DataError(
-        f"data.text_column={name} is not a column of {source}. Its columns: {_listed(names)}."
-        f"{meant}"
-    )
+        return _checked(self.name, conversation.as_json()) + "\n"
 
 
 def _listed(names: list[str]) -> str:
@@ -158,18 +114,19 @@ def _listed(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def check_utf8(column: str, text: str) -> None:
-    """Raise BadRow for a text with bytes of another encoding, or half of a character.
+def _checked(column: str, text: str) -> str:
+    """The text. Raises BadRow if it has bytes of another encoding, or half of a character.
 
     Readers keep bytes that are not UTF-8 as `surrogateescape` has them.
     """
     if text.isascii():
-        return
+        return text
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        if 0xDC80 <= code <= 0xDCFF:
-            reason = f"{column} is not UTF-8: byte 0x{code - 0xDC00:02x}"
-            raise BadRow(reason, "Convert the file to UTF-8 first") from error
-        raise BadRow(f"{column} is not UTF-8: {error.reason}") from error
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        reason = f"byte 0x{code - 0xDC00:02x}" if is_byte else error.reason
+        remedy = "Convert the file to UTF-8, or remove the row"
+        raise BadRow(f"{column} is not UTF-8: {reason}", remedy) from error
+    return text

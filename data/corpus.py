@@ -20,7 +20,7 @@ from common.printable import reason_of
 from common.shared_files import make_once, remove_abandoned
 from data.columns import CONVERSATIONS, MASKED, PACKED, MessagesColumn, TextColumn
 from data.documents import Documents
-from data.errors import BrokenText, DataError, cache_error
+from data.errors import DataError, cache_error
 from data.loader import Text
 from data.prepared import (
     ALL_HELD_OUT,
@@ -111,8 +111,6 @@ def prepare_corpus(
                     lambda: _is_whole(folder, True, lambda line: None),
                 )
             corpus = _load(folder, documents)
-        except BrokenText as error:
-            raise opened.rejected(error) from error
         except OSError as error:
             raise cache_error(cache_dir, error) from error
         except Damaged as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 FIRST_SECONDS, EVERY_SECONDS = 1.0, 10.0
 
@@ -17,10 +16,8 @@ class Progress:
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         self.say = say or (lambda line: None)
-        self.what = ""
-        self.done = 0
+        self.what, self.unit, self.done = "", "MB", 0
         self.total: int | None = None
-        self.unit = "MB"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report, daemon=True) if say else None
 
@@ -50,12 +47,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

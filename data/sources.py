@@ -12,23 +12,23 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from common.printable import redact_urls
 from common.shared_files import digest_of, keep, kept
-from data.columns import TextColumn
+from data.columns import MESSAGES, TextColumn
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
 from data.progress import Progress
 from data.reading.access import HTTP, Access
 from data.reading.copies import copy_files, unlisted_url
 from data.reading.files import find_files, format_of_all, local_file, local_files
-from data.reading.formats import TEXT, suffixes
+from data.reading.formats import TEXT, format_of, suffixes
 from data.reading.groups import DataFile
-from data.reading.rows import content_of, documents, format_for
+from data.reading.rows import content_of, documents
 from data.reading.table import Table
 
 BUILT_IN = ("python-docs", "python-stdlib")
@@ -40,22 +40,15 @@ class Source:
     """A corpus, which can be read any number of times."""
 
     name: str
-    """The name for messages."""
+    """The name, without the secrets of a URL."""
+    where: str
+    """The name for messages: of a URL with the file that it was downloaded to."""
     key: str
     """The cache key of the prepared text; it changes whenever the text may have changed."""
     tables: tuple[Table, ...] = ()
     """Its files, all of one format."""
     documents: tuple[str, ...] = ()
     """Its texts, if it has no files."""
-    downloaded: Path | None = None
-    """The file that was downloaded for it."""
-
-    @property
-    def where(self) -> str:
-        """The name, and the downloaded file."""
-        if self.downloaded is None:
-            return self.name
-        return f"{self.name} (downloaded to {self.downloaded})"
 
     @property
     def is_unchanged(self) -> bool:
@@ -63,24 +56,12 @@ class Source:
         files = [table.file for table in self.tables]
         return files == [local_file(self.name, Path(file.url), file.name) for file in files]
 
-    def rejected(self, error: BrokenText) -> DataError:
-        """The error for a text that cannot be read. Removes a downloaded file."""
-        if self.downloaded is None:
-            return error
-        with suppress(OSError):
-            self.downloaded.unlink()
-        return DataError(
-            f"{error} It was downloaded from data.source={self.name} to {self.downloaded}, which "
-            "is removed: the next start downloads it again."
-        )
-
     def read(self) -> Iterable[Piece]:
         """Its pieces. Raises DataError if there are none, or if one cannot be read."""
         if not self.tables:
             return pieces_of(map(with_final_newline, self.documents))
-        reader = format_for(self.tables[0])
-        if reader.TITLE == "text":  # the only one whose documents are larger than a piece
-            from data.reading.text import text_pieces
+        if format_of(self.tables[0].file.name) in (None, TEXT):
+            from data.reading.text import text_pieces  # a document is larger than a piece
 
             return text_pieces(self.tables)
         return pieces_of(text for _, _, text in self._rows())
@@ -100,7 +81,7 @@ class Source:
                     has_rows = True
                     yield table, row, text
         if not has_rows:
-            raise BrokenText(f"data.source={self.name} is empty: it has no rows.")
+            raise BrokenText(f"data.source={self.where} is empty: it has no rows.")
 
 
 def open_source(
@@ -114,20 +95,43 @@ def open_source(
     Raises DataError if there is no such text.
     """
     progress = progress or Progress()
+    name = where = redact_urls(source)
     if source == "python-docs":
-        column.check_plain_text(source)
-        return _python_docs()
-    name = redact_urls(source)
+        from pydoc_data.topics import topics  # 79 topics, about 465,000 characters
+
+        _check_has_rows(name, column)
+        texts = tuple(topics[topic] for topic in sorted(topics))
+        key = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+        return Source(name, name, key, documents=texts)
     with closing(Access(cache_dir, progress.say)) as access, access.at_start():
+        progress.doing(f"listing {name}")
         if source == "python-stdlib":
             files = local_files(source, _python_stdlib())
         else:
-            progress.doing(f"listing {name}")
             files = _files_here(access, source, progress)
-        opened = _source(access, name, files, column)
-    if HTTP.match(source):
-        return replace(opened, downloaded=Path(files[0].url))
-    return opened
+        if HTTP.match(source):
+            copy = files[0].url
+            where = f"{name} (downloaded to {copy}; remove that file to download it again)"
+        if (kind := format_of_all(name, files, unknown=TEXT)) == TEXT:
+            _check_has_rows(name, column)
+        if not any(file.size for file in files):
+            raise DataError(f"data.source={where} is empty: there is no text to train on.")
+        digest = hashlib.sha256(f"{kind}\0{column if kind != TEXT else ''}".encode())
+        for file in files:
+            # The name decides the compression, and so what text the bytes are.
+            parts = suffixes(file.name)[1], file.version, content_of(access, name, file)
+            digest.update("\0".join(parts).encode())
+    reading = Access(cache_dir)  # the other one is closed: all files are here
+    tables = tuple(Table(reading, where, column, file, at) for at, file in enumerate(files))
+    return Source(name, where, digest.hexdigest(), tables)
+
+
+def _check_has_rows(name: str, column: TextColumn) -> None:
+    if not column.of_texts:
+        raise DataError(
+            f"data.documents=conversations needs rows with {MESSAGES}, and data.source={name} is "
+            "plain text. Name JSON lines, Parquet or a data set of the Hub."
+        )
 
 
 def _files_here(access: Access, source: str, progress: Progress) -> list[DataFile]:
@@ -153,15 +157,6 @@ def _files_here(access: Access, source: str, progress: Progress) -> list[DataFil
     return files
 
 
-def _python_docs() -> Source:
-    """The language reference as `help()` shows it: about 465,000 characters in 79 topics."""
-    from pydoc_data.topics import topics
-
-    texts = tuple(topics[name] for name in sorted(topics))
-    digest = hashlib.sha256("\0".join(texts).encode())
-    return Source("python-docs", digest.hexdigest(), documents=texts)
-
-
 def _python_stdlib() -> list[Path]:
     """The standard library's modules, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -171,20 +166,3 @@ def _python_stdlib() -> list[Path]:
         for path in root.rglob("*.py")
         if not excluded.intersection(path.relative_to(root).parts)
     ]
-
-
-def _source(access: Access, name: str, files: list[DataFile], column: TextColumn) -> Source:
-    """A source of files of this machine: either texts, or tables of one format."""
-    kind = format_of_all(name, files, unknown=TEXT)
-    if is_text := kind == TEXT:
-        column.check_plain_text(name)
-    if not any(file.size for file in files):
-        raise DataError(f"data.source={name} is empty: there is no text to train on.")
-    digest = hashlib.sha256(f"{kind}\0{'' if is_text else column.key}".encode())
-    for file in files:
-        # The name decides the compression, and so what text the bytes are.
-        parts = suffixes(file.name)[1], file.version, content_of(access, name, file)
-        digest.update("\0".join(parts).encode())
-    reading = Access(access.cache_dir)  # `access` is closed when all files are here
-    tables = tuple(Table(reading, name, column, file, at) for at, file in enumerate(files))
-    return Source(name, digest.hexdigest(), tables)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from common.printable import reason_of
+from data.errors import DataError
 from data.reading.groups import Group
 from data.reading.table import FileRange, Row, Table
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 TITLE = "Parquet"
 PART_BYTES = 32 << 20
 """Of an unopened file, a group has the row groups that begin in so many bytes."""
+AHEAD_BYTES = 1 << 20
+"""Of a part of a file that much is read at once: several small row groups."""
 FOOTERS_IN_MEMORY = 64
 ROWS_AT_ONCE = 1024
 JSON = "arrow.json"
@@ -59,12 +62,12 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
     footer = _footer_of(table)
     types, leaves = _wanted(table)
     restores = {name: restorer(kind) for name, kind in types.items()}
-    number = 0
+    content, number = FileRange(table, AHEAD_BYTES if group.rows is None else 0), 0
     for index in range(footer.num_row_groups) if group.rows is None else [group.index]:
         begin, end = _extent(_chunks(footer, index, leaves))
         if not group.begin <= begin < group.end:
             continue
-        content = FileRange(table)
+        content = content.reopened()  # pyarrow has closed it
         content.load(begin, end)
         with parquet.ParquetFile(
             content, metadata=footer, pre_buffer=False, page_checksum_verification=True
@@ -111,7 +114,11 @@ def _wanted(table: Table) -> tuple[dict[str, pa.DataType], list[int]]:
     types = {field.name: field.type for field in schema.to_arrow_schema()}
     wanted = {name: types[name] for name in table.column.find(table.where, [*types])}
     for name, kind in wanted.items():
-        table.column.check_type(table.where, name, str(kind), _is_text(kind))
+        if table.column.of_texts and not _is_text(kind):
+            raise DataError(
+                f"data.text_column={name} of {table.where} holds {kind}, not text. Name another "
+                "column, or convert this one to text."
+            )
     paths = [schema.column(leaf).path for leaf in range(len(schema))]
     return wanted, [leaf for leaf, path in enumerate(paths) if _top(path, types) in wanted]
 

@@ -120,8 +120,16 @@ def groups_of(table: Table) -> list[Group]:
     for group in groups:
         # The size of a compressed text is known only once it is read.
         if group.bytes > MOST_GROUP_BYTES and not table.file.is_compressed:
-            raise table.too_large(group)
+            raise _too_large(table, group)
     return groups
+
+
+def _too_large(table: Table, group: Group) -> BrokenText:
+    return table.broken(
+        f"the text of {table.place(group)} has more than {MOST_GROUP_BYTES / 1e9:.0f} GB, and is "
+        "read as a whole. Split it into several files (Parquet: smaller row groups), or set "
+        "data.streaming=false."
+    )
 
 
 def content_of(access: Access, source: str, file: DataFile) -> str:
@@ -165,8 +173,9 @@ def documents(
                 text = table.column.document(values)
             except BadRow as error:
                 if left_out is None:
-                    raise table.broken_row(group, number, error) from error
-                left_out.append(f"{table.row_in_words(group, number)} ({reason_of(error)})")
+                    row = f"{table.place(group, number)} cannot be read"
+                    raise table.broken(f"{row}: {reason_of(error)}. {error.remedy}.") from error
+                left_out.append(f"{table.place(group, number)} ({reason_of(error)})")
                 continue
             has_rows = True
             if not has_column:
@@ -207,7 +216,7 @@ def read_group(
     try:
         texts = _texts(table, group, bad)
     except BrokenText as error:
-        return GroupText([], broken=f"{table.group_in_words(group)}: {reason_of(error)}")
+        return GroupText([], broken=f"{table.place(group)}: {reason_of(error)}")
     others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
     return GroupText(texts, broken=f"{bad[0]}{others}" if bad else "")
 
@@ -217,6 +226,6 @@ def _texts(table: Table, group: Group, left_out: list[str] | None = None) -> lis
     for _, text in documents(table, group, left_out):
         size += len(text)  # at least as many bytes
         if size > MOST_GROUP_BYTES:
-            raise table.too_large(group)
+            raise _too_large(table, group)
         texts.append(text)
     return texts

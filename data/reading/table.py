@@ -148,50 +148,33 @@ class Table:
         """Whether a group is all of the file."""
         return (group.begin, group.end) == (0, self.file.size)
 
-    def row_in_words(self, group: Group, number: int) -> str:
-        """Row `number` of a group as a person finds it in its file."""
-        name = self.file.name
-        if group.first_row is None and group.begin:  # nobody has counted the rows before it
-            return f"row {number:,} of {name} from byte {group.begin:,} on"
-        return f"row {(group.first_row or 0) + number:,} of {name}"
-
-    def group_in_words(self, group: Group) -> str:
-        """The rows of a group."""
-        name = self.file.name
-        if group.first_row is not None and group.rows is not None:
-            return f"rows {group.first_row + 1:,} to {group.first_row + group.rows:,} of {name}"
+    def place(self, group: Group, row: int = 0) -> str:
+        """Row `row` of a group as a person finds it in its file; without one all of its rows."""
+        name, first = self.file.name, group.first_row
+        is_counted = first is not None or not group.begin  # nobody counts the rows before a part
+        if row:
+            from_there = "" if is_counted else f" from byte {group.begin:,} on"
+            return f"row {(first or 0) + row:,} of {name}{from_there}"
+        if first is not None and group.rows is not None:
+            return f"rows {first + 1:,} to {first + group.rows:,} of {name}"
         if self.is_whole(group):
             return name
         return f"the rows of {name} from byte {group.begin:,} to {group.end:,}"
 
-    def broken_row(self, group: Group, number: int, error: BadRow) -> BrokenText:
-        """The error for a row that is not a document."""
-        row = self.row_in_words(group, number)
-        return self.broken(f"{row} cannot be read: {reason_of(error)}. {error.remedy}.")
-
-    def unreadable(self, group: Group | None, after: int, error: Exception) -> BrokenText:
-        """The error for a group that cannot be decoded after its row number `after`, or a file."""
-        what = self.file.name if group is None else self.group_in_words(group)
-        if group is not None and after:
-            what = f"the part after {self.row_in_words(group, after)}"
-        return self.broken(
-            f"{what} cannot be read: {reason_of(error)}. It is damaged, incomplete or not what its "
-            "name says: copy it again, or leave it out."
-        )
-
     def no_text(self) -> BrokenText:
         """The error for a file without a text in any row."""
         return self.broken(
-            f"no row of {self.file.name} has a text in {self.column.shown}. Leave the file out, or "
-            "name another column with data.text_column."
+            f"no row of {self.file.name} has a text. Leave the file out, or name another column "
+            "with data.text_column."
         )
 
-    def too_large(self, group: Group) -> BrokenText:
-        """The error for a group that does not fit into memory."""
+    def unreadable(self, group: Group | None, after: int, error: Exception) -> BrokenText:
+        """The error for a group that cannot be decoded after its row number `after`, or a file."""
+        what = self.file.name if group is None else self.place(group, after)
+        part = "the part after " if after else ""
         return self.broken(
-            f"the text of {self.group_in_words(group)} has more than "
-            f"{MOST_GROUP_BYTES / 1e9:.0f} GB, and is read as a whole. Split it into several files "
-            "(Parquet: smaller row groups), or set data.streaming=false."
+            f"{part}{what} cannot be read: {reason_of(error)}. It is damaged, incomplete or not "
+            "what its name says: copy it again, or leave it out."
         )
 
     def broken(self, sentence: str) -> BrokenText:
@@ -210,10 +193,11 @@ class FileRange(io.RawIOBase):
         self._at = 0
 
     def load(self, begin: int, end: int) -> None:
-        """Replace the range in memory."""
-        self._bytes = memoryview(b"")  # frees the one before
-        self._bytes = memoryview(self._table.read(begin, end))
-        self._begin = begin
+        """Have a range in memory."""
+        if begin < self._begin or end > self._begin + len(self._bytes):
+            self._bytes = memoryview(b"")  # frees the one before
+            self._bytes = memoryview(self._table.read(begin, max(end, begin + self._ahead)))
+            self._begin = begin
 
     def reopened(self) -> FileRange:
         """The same file from its beginning, with the same range in memory."""
@@ -235,8 +219,7 @@ class FileRange(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         end = self._table.file.size
         first, last = self._at, end if size < 0 else max(self._at, min(self._at + size, end))
-        if first < self._begin or last > self._begin + len(self._bytes):
-            self.load(first, max(last, first + self._ahead))
+        self.load(first, last)
         content = bytes(self._bytes[first - self._begin : last - self._begin])
         self._at += len(content)
         return content
