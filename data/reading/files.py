@@ -115,14 +115,24 @@ def _paths(source: str) -> list[Path]:
     with suppress(RuntimeError):  # the home of an unknown user
         path = path.expanduser()
     if not os.path.lexists(path):  # of a name that can be no file, too
-        return _matching(source, str(path))
+        return _matching(source, path)
     if not path.is_dir():
         return [path]
     inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
     return [file for file in inside if is_data(file.relative_to(path).as_posix())]
 
 
-def _matching(source: str, pattern: str) -> list[Path]:
+def _matching(source: str, path: Path) -> list[Path]:
+    pattern = str(path)
+    fixed = next((part for part in path.parents if not glob.has_magic(str(part))), path)
+    try:
+        path.lstat() if not glob.has_magic(pattern) else os.scandir(fixed).close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # of an unreadable folder, where glob finds no files
+        raise DataError(
+            f"data.source={source} cannot be opened: {error.strerror}. Check the path."
+        ) from error
     if not glob.has_magic(pattern):
         raise DataError(
             f"data.source={source}: there is no such file. Check the path. A data set of the Hub "

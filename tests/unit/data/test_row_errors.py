@@ -120,3 +120,22 @@ def test_an_array_that_fills_the_memory_is_refused(tmp_path, monkeypatch, reader
     (tmp_path / "a.json").write_text(json.dumps([A] * 50))
     sentence = complaint(reader, tmp_path / "a.json", tmp_path / "cache")
     assert re.search(r"a\.json is an array of more than 1 GB.* JSON lines", sentence)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet"])
+def test_a_file_without_a_text_among_others_is_refused(tmp_path, reader, name):
+    """Its 10 rows of 20 were left out without a word."""
+    texts = [f"row {number}" for number in range(10)]
+    for first, rows in (("0", texts), ("1", [None, ""] * 5)):
+        if name == "a.parquet":
+            table = pa.table({"text": pa.array(rows, pa.string())})
+            parquet.write_table(table, tmp_path / f"{first}{name}", row_group_size=4)
+            continue
+        content = lines(*[{"id": 1, "text": row} for row in rows])
+        if name == "a.csv":
+            content = b"id,text\n" + b"".join(f"1,{row or ''}\n".encode() for row in rows)
+        pack = gzip.compress if name.endswith("gz") else bytes
+        (tmp_path / f"{first}{name}").write_bytes(pack(content))
+    sentence = complaint(reader, tmp_path / f"*{name}", tmp_path / "cache")
+    assert f"no row of 1{name} has a text" in sentence

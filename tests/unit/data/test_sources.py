@@ -1,26 +1,34 @@
-"""Every kind of `data.source`, and the sentence for every mistake."""
+"""Every kind of `data.source` on this machine, and the sentence for every mistake."""
+
+from __future__ import annotations
 
 import bz2
-import gc
 import gzip
+import io
 import json
 import lzma
+import os
+import re
+import tarfile
+import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import data.prepare
 import data.reading.text
 import data.sources
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.sources import open_source
-from loopback_texts import serving
 
-TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird line without an end"
-ROWS = ["the first row", 'second, with "quotes"\n', "日本 and\ntwo lines", "last of four"]
-JOINED = 'the first row\nsecond, with "quotes"\n日本 and\ntwo lines\nlast of four\n'
+TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird \0 line without an end"
+ROWS = ["the first row", 'second, with "quotes"\n', "日本 and\ntwo lines", "last of four", "007"]
+ROWS += ["NA", "None", "null", "nan", "N/A", "True", "2024-01-27"]
+"""Words that mean something else elsewhere are texts."""
+JOINED = "".join(row if row.endswith("\n") else f"{row}\n" for row in ROWS)
 COMPRESS = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
@@ -29,36 +37,22 @@ COMPRESS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def datasets_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr("data.reading.access.START_SECONDS", 0.1)
-
-
 @pytest.fixture
 def text_of(tmp_path):
     def text_of(source, text_column="text"):
-        pieces = open_source(str(source), TextColumn(text_column), tmp_path / "cache").read()
-        return "".join(piece["text"] for piece in pieces)
+        opened = open_source(str(source), TextColumn(text_column), tmp_path / "cache")
+        text, again = ("".join(piece["text"] for piece in opened.read()) for _ in range(2))
+        assert text == again
+        return text
 
     return text_of
 
 
 @pytest.fixture
 def prepare(tmp_path):
-    def prepare(source, text_column="text"):
-        return prepare_corpus(
-            str(source),
-            text_column=text_column,
-            val_fraction=0.1,
-            block_size=4,
-            cache_dir=tmp_path / "cache",
-        )
+    def prepare(source, **more):
+        settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 4, **more}
+        return prepare_corpus(str(source), cache_dir=tmp_path / "cache", **settings)
 
     return prepare
 
@@ -67,9 +61,9 @@ def prepare(tmp_path):
 def complaint(prepare):
     """The one sentence that a person reads, whether at opening or in the middle."""
 
-    def complaint(source, text_column="text"):
+    def complaint(source, **more):
         with pytest.raises(DataError) as caught:
-            prepare(source, text_column)
+            prepare(source, **more)
         sentence = str(caught.value)
         assert str(source) in sentence
         assert "cache_dir" not in sentence  # the text is at fault
@@ -84,69 +78,53 @@ def put(path, content):
     return path
 
 
-def jsonl(rows, column="text"):
-    return "".join(json.dumps({"n": i, column: row}) + "\n" for i, row in enumerate(rows))
+def packed(name, content):
+    return COMPRESS.get(name.lower().rpartition(".")[2], bytes)(content.encode())
 
 
-def csv(rows, column="text"):
-    quoted = (f'{i},"' + row.replace('"', '""') + '"\n' for i, row in enumerate(rows))
-    return f"n,{column}\n" + "".join(quoted)
+def table(name, rows, column="text"):
+    """A table in the format that a name says."""
+    if name.lower().endswith(".parquet"):
+        into = io.BytesIO()
+        pq.write_table(pa.table({"n": [*range(len(rows))], column: rows}), into, row_group_size=3)
+        return into.getvalue()
+    if "csv" in name.lower():
+        quoted = (f'{i},"' + (row or "").replace('"', '""') + '"\n' for i, row in enumerate(rows))
+        return packed(name, f"n,{column}\n" + "".join(quoted))
+    values = [{"n": i, column: row} for i, row in enumerate(rows)]
+    is_array = name.lower().endswith(".json")
+    return packed(name, json.dumps(values) if is_array else "\n".join(map(json.dumps, values)))
 
 
-def parquet(path, rows, column="text", **settings):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"n": list(range(len(rows))), column: rows})
-    pq.write_table(table, path, **settings)
-    return path
-
-
-def test_python_carries_its_own_documentation(prepare):
+def test_texts_come_with_python(prepare, text_of, monkeypatch):
     corpus = prepare("python-docs")
-
     assert corpus.info.documents > 70
     assert 400_000 < corpus.info.characters < 600_000
 
-
-def test_python_carries_its_standard_library(text_of, tmp_path, monkeypatch):
     paths = data.sources._python_stdlib()
     assert len(paths) > 400
     assert not any({"site-packages", "test"} & set(path.parts) for path in paths)
-    monkeypatch.setattr(data.sources, "_python_stdlib", lambda: paths[:3])
-
-    assert text_of("python-stdlib").startswith(paths[0].read_text(encoding="utf-8"))
-
-
-def test_one_text_file_is_taken_to_the_letter(text_of, tmp_path):
-    assert text_of(put(tmp_path / "a.txt", TEXT)) == TEXT
+    monkeypatch.setattr(data.sources, "_python_stdlib", lambda: paths[:1])
+    assert text_of("python-stdlib") == paths[0].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("ending", ["md", "py", "log", "nothing"])
-def test_any_other_file_is_a_text_too(text_of, tmp_path, ending):
-    assert text_of(put(tmp_path / f"a.{ending}", TEXT)) == TEXT
+@pytest.mark.parametrize("name", ["a.txt", "A.TXT", "a.py", "a.log", "nothing", "A.Md.XZ"])
+@pytest.mark.parametrize("compression", ["", *(f".{end}" for end in COMPRESS)])
+def test_one_text_file_is_taken_to_the_letter(text_of, tmp_path, monkeypatch, name, compression):
+    for piece_bytes in (3, 5, 64):  # a character across the border of pieces is whole
+        monkeypatch.setattr(data.reading.text, "PIECE_BYTES", piece_bytes)
+        whole = packed(name + compression, "\ufeff" + TEXT)
+        assert text_of(put(tmp_path / f"{name}{compression}", whole)) == TEXT
+        if name != "a.txt":
+            break
 
 
-@pytest.mark.parametrize("ending", COMPRESS)
-def test_a_compressed_text_is_the_same_corpus(prepare, tmp_path, ending):
+def test_a_home_and_a_compressed_text_are_the_same_corpus(prepare, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     plain = prepare(put(tmp_path / "a.txt", TEXT))
-    packed = prepare(put(tmp_path / f"a.txt.{ending}", COMPRESS[ending](TEXT.encode())))
-
-    assert packed.info.fingerprint == plain.info.fingerprint
-
-
-def test_a_byte_order_mark_is_not_text(text_of, tmp_path):
-    assert text_of(put(tmp_path / "a.txt", TEXT.encode("utf-8-sig"))) == TEXT
-    assert text_of(put(tmp_path / "b.txt", "a\ufeffb" + TEXT)) == "a\ufeffb" + TEXT
-
-
-@pytest.mark.parametrize("piece_bytes", [3, 4, 5, 7, 64])
-def test_a_character_across_the_border_of_pieces_is_whole(
-    text_of, tmp_path, monkeypatch, piece_bytes
-):
-    monkeypatch.setattr(data.reading.text, "PIECE_BYTES", piece_bytes)
-
-    assert text_of(put(tmp_path / "a.txt", "\ufeff" + TEXT * 3)) == TEXT * 3
-    packed = put(tmp_path / "b.txt.gz", gzip.compress((TEXT * 3).encode()))
-    assert text_of(packed) == TEXT * 3
+    put(tmp_path / "b.txt.gz", gzip.compress(TEXT.encode()))
+    other = prepare("~/b.txt.gz")
+    assert (other.info.name, other.info.fingerprint) == ("~/b.txt.gz", plain.info.fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +136,8 @@ def test_a_character_across_the_border_of_pieces_is_whole(
     ],
 )
 def test_a_pattern_joins_its_files_by_name(prepare, text_of, tmp_path, pattern, expected):
-    put(tmp_path / "b.txt", "of b, ended\n")
-    put(tmp_path / "a.txt", "of a")
-    put(tmp_path / "deep/er/c.txt", "of c")
+    for name, text in {"b": "of b, ended\n", "a": "of a", "deep/er/c": "of c", "0": ""}.items():
+        put(tmp_path / f"{name}.txt", text)
     put(tmp_path / "deep/not.md", "never")
     (tmp_path / "folder.txt").mkdir()
 
@@ -169,88 +146,119 @@ def test_a_pattern_joins_its_files_by_name(prepare, text_of, tmp_path, pattern, 
 
 
 @pytest.mark.parametrize("column", ["text", "body"])
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"])
-def test_each_row_of_a_table_is_a_document(prepare, text_of, tmp_path, ending, column):
-    path = tmp_path / f"a.{ending}"
-    if ending == "parquet":
-        parquet(path, ROWS, column)
-    else:
-        content = (jsonl if "jsonl" in ending else csv)(ROWS, column).encode()
-        put(path, gzip.compress(content) if ending.endswith("gz") else content)
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "A.Json", "a.ndjson.gz", "A.CSV", "a.csv.zst", "a.JSONL.bz2", "a.parquet"]
+)
+def test_each_row_of_a_table_that_has_text_is_a_document(prepare, text_of, tmp_path, name, column):
+    rows = [None, *ROWS[:2], "", *ROWS[2:], None]
+    path = put(tmp_path / name, table(name, rows, column))
 
     assert text_of(path, column) == JOINED
-    assert prepare(path, column).info.documents == 4
+    assert prepare(path, text_column=column).info.documents == len(ROWS)
+    put(tmp_path / f"b{name}", table(name, ROWS[:2], column))
+    assert text_of(f"{tmp_path}/*", column).startswith(JOINED)
 
 
-def test_several_tables_are_joined(text_of, tmp_path):
-    put(tmp_path / "a.jsonl", jsonl(ROWS[:2]))
-    put(tmp_path / "b.jsonl", jsonl(ROWS[2:]))
-
-    assert text_of(f"{tmp_path}/*.jsonl") == JOINED
+# What is not there, or no file.
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-def test_null_and_empty_rows_are_no_documents(prepare, text_of, tmp_path, ending):
-    path = tmp_path / f"a.{ending}"
-    rows = [None, *ROWS[:2], "", *ROWS[2:], None]
-    if ending == "parquet":
-        parquet(path, rows)
-    else:
-        put(path, jsonl(rows) if ending == "jsonl" else csv([row or "" for row in rows]))
-
-    assert text_of(path) == JOINED
-    assert prepare(path).info.documents == 4
-
-
-def test_words_that_mean_nothing_elsewhere_are_text_in_csv(text_of, tmp_path):
-    words = ["NA", "None", "null", "nan", "N/A", "True", "and a sentence"]
-
-    assert text_of(put(tmp_path / "a.csv", csv(words))) == "\n".join(words) + "\n"
-
-
-def test_numbers_in_a_csv_are_text_as_written(text_of, tmp_path):
-    rows = ["a sentence"] * 10_000 + ["007"] * 10_000  # the reader guesses types by 10,000 rows
-
-    assert text_of(put(tmp_path / "a.csv", csv(rows))) == "\n".join(rows) + "\n"
-
-
-@pytest.mark.parametrize("name", ["nobody/has-this", "nor-this"])
-def test_an_unknown_data_set_fails_at_once(complaint, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("missing.JSONL", "there is no such file"),
+        ("missing.TXT.GZ", "there is no such file"),
+        ("not a name of anything", "there is no such file"),
+        ("nobody/has-this", "neither a file here nor a data set"),
+        ("nor-this", "neither a file here nor a data set"),
+        ("x" * 300, "neither a file here nor a data set"),
+        ("x" * 300 + ".txt", "cannot be opened: File name too long"),
+        ("~nobody-has-this-name/x.txt", "there is no such file"),
+        ("~nobody-has-this-name/*.txt", "matches no file"),
+        ("/tmp/" + "y/" * 3000 + "*.txt", "cannot be opened: File name too long"),
+        ("*.nothing", "matches no file"),
+        ("[", "matches no file"),
+        ("/dev/null/a.txt", "cannot be opened: Not a directory"),
+        ("\udcff.txt", "there is no such file"),
+        ("/dev/zero", "/dev/zero is not a regular file"),  # it would be read for ever
+        ("/dev/zer[o]", "/dev/zero is not a regular file"),
+        ("a.txt", "a.txt is not a regular file"),
+        ("?.txt", "a.txt is not a regular file"),
+        ("*.md", "cannot read .*/a.md: No such file"),
+        ("folder", r"Texts are named by a pattern such as \*\.txt"),
+        ("mixed/*", "mixes formats"),
+        ("twice/*", "has one file twice"),
+    ],
+)
+def test_what_is_not_there_or_no_file_is_told(complaint, tmp_path, monkeypatch, source, reason):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    os.mkfifo(tmp_path / "a.txt")
+    (tmp_path / "a.md").symlink_to(tmp_path / "gone.md")
+    put(tmp_path / "folder/notes.txt", "a text")
+    for name in ("mixed/a.txt", "mixed/b.jsonl"):
+        put(tmp_path / name, TEXT)
+    put(tmp_path / "twice/a.txt", TEXT)
+    (tmp_path / "twice/b.txt").symlink_to(tmp_path / "twice/a.txt")
 
-    assert "neither a file here nor a data set" in complaint(name)
-
-
-def test_a_missing_file_is_named(complaint, tmp_path):
-    assert "there is no such file" in complaint(tmp_path / "missing.txt")
-    assert "there is no such file" in complaint("missing.jsonl")
-    assert "there is no such file" in complaint("not a name of anything")
-
-
-def test_a_folder_without_tables_is_told_how_to_name_its_files(complaint, tmp_path):
-    (tmp_path / "notes.txt").write_text("a text")
-    assert "Texts are named by a pattern such as *.txt" in complaint(tmp_path)
+    assert re.search(reason, complaint(source))
 
 
-def test_a_pattern_without_a_match_is_named(complaint, tmp_path):
-    assert "matches no file" in complaint(tmp_path / "*.txt")
+# What is no text.
 
 
-@pytest.mark.parametrize("ending", ["txt", "txt.gz", "jsonl", "csv", "parquet"])
-def test_a_source_without_text_is_called_empty(complaint, tmp_path, ending):
-    path = tmp_path / f"a.{ending}"
-    if ending == "parquet":
-        parquet(path, pa.array([], pa.string()))
+def archive(kind):
+    content = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(content, "w") as opened:
+            opened.writestr("a.txt", TEXT)
     else:
-        put(path, gzip.compress(b"") if ending.endswith("gz") else b"")
+        with tarfile.open(fileobj=content, mode="w") as opened:
+            opened.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    return content.getvalue()
 
-    assert "empty" in complaint(path) or "no rows" in complaint(path)
+
+NAMED, NUL = "Give it a name that ends in ", "NUL bytes for the most part. Unpack it"
+CONTENTS = {
+    "zip": (archive("zip"), "a ZIP archive. Unpack it first"),
+    "jsonl": (archive("zip"), "a ZIP archive. Unpack it first"),
+    "tar": (archive("tar"), NUL),
+    "tar.gz": (gzip.compress(archive("tar")), NUL),
+    "hole": (bytes(5000) + TEXT.encode(), NUL),
+    "zst.txt": (COMPRESS["zst"](TEXT.encode()), f"compressed by Zstandard. {NAMED}.zst"),
+    "txt": (gzip.compress(TEXT.encode()), f"compressed by gzip. {NAMED}.gz"),
+    "bz2.txt": (bz2.compress(TEXT.encode()), f"compressed by bzip2. {NAMED}.bz2"),
+    "xz.txt": (lzma.compress(TEXT.encode()), f"compressed by xz. {NAMED}.xz"),
+    "pdf": (b"%PDF-1.7\n%\xe2\xe3", "a PDF document. Convert it"),
+    "arrow": (b"ARROW1" + bytes(99), "an Arrow table. Convert it to Parquet"),
+    "md": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer. .*git lfs pull"),
+    "data": (b"PAR1" + bytes(99), f"a Parquet table. {NAMED}.parquet"),
+    "csv": ("text\na\n".encode("utf-16"), "UTF-16 or UTF-32. Convert it to UTF-8"),
+    "1.txt.gz": (gzip.compress(TEXT.encode("utf-32")), "UTF-16 or UTF-32. Convert it"),
+    "2.txt": (b"\xfe\xff" + TEXT.encode("utf-16-be"), "UTF-16 or UTF-32. Convert it"),
+    "3.txt": (b"\x00\x00\xfe\xff" + TEXT.encode("utf-32-be"), "UTF-16 or UTF-32. Convert it"),
+    "4.txt": ("a plain text".encode("utf-16-le"), NUL),
+    "5.txt": ("a plain text".encode("utf-32-be"), NUL),
+}
 
 
-def test_a_table_of_empty_rows_is_empty(complaint, tmp_path):
-    reason = "no row of a.jsonl has a text in text"
-    assert reason in complaint(put(tmp_path / "a.jsonl", jsonl([None, "", None])))
+@pytest.mark.parametrize("ending", CONTENTS)
+def test_what_is_no_text_is_called_what_it_is(complaint, tmp_path, ending):
+    content, what = CONTENTS[ending]
+    path = put(tmp_path / f"a.{ending}", content)
+    sentence = complaint(path)
+    assert re.search(rf"data\.source={path}: a\.{ending} is not UTF-8 text, but .*{what}", sentence)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.csv", "a.parquet"])
+def test_a_source_without_text_is_called_empty(complaint, tmp_path, name):
+    for rows in ([], [None, "", None]):
+        is_table = not name.startswith("a.txt")
+        content = table(name, pa.array(rows, pa.string()).to_pylist() if is_table else [], "text")
+        if name == "a.parquet" and not rows:
+            continue  # of a column without a type
+        path = put(tmp_path / name, content if is_table else packed(name, ""))
+        assert re.search("is empty|no rows|no row of a.* has a text", complaint(path))
 
 
 @pytest.mark.parametrize("piece_bytes", [3, 4, 7, 1 << 20])
@@ -267,160 +275,104 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_offset(
     complaint, tmp_path, monkeypatch, content, offset, piece_bytes
 ):
     monkeypatch.setattr(data.reading.text, "PIECE_BYTES", piece_bytes)
-    path = put(tmp_path / "a.txt", content)
-
-    assert f"{path.name} is not UTF-8: byte {offset} " in complaint(path)
-
-
-def test_a_missing_column_is_told_with_those_there_are(complaint, tmp_path):
-    path = put(tmp_path / "a.jsonl", jsonl(ROWS, "body"))
-
-    assert "data.text_column=text" in complaint(path)
-    assert "Its columns: n, body." in complaint(path)
+    sentence = complaint(put(tmp_path / "a.txt", content))
+    assert f"a.txt is not UTF-8: byte {offset} " in sentence
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])  # csv has no types
-def test_a_column_that_is_not_text_is_told(complaint, tmp_path, ending):
-    path = tmp_path / f"a.{ending}"
-    parquet(path, ROWS) if ending == "parquet" else put(path, jsonl(ROWS))
-
-    sentence = complaint(path, "n")
-    assert "data.text_column=n" in sentence
-    assert "not text" in sentence
-
-
-@pytest.mark.parametrize("before", [[None], ["text"] * 500])
-def test_a_number_in_a_later_row_is_not_text_either(complaint, tmp_path, before):
-    sentence = complaint(put(tmp_path / "a.jsonl", jsonl([*before, 5])))
-
-    assert "data.text_column=text" in sentence
-    assert "not text" in sentence
-
-
-def test_tables_with_other_columns_are_told(complaint, tmp_path):
-    put(tmp_path / "a.jsonl", jsonl(ROWS))
-    put(tmp_path / "b.jsonl", jsonl(ROWS, "body"))
-
-    complaint(tmp_path / "*.jsonl")
-
-
-def test_files_of_several_formats_are_refused(complaint, tmp_path):
-    put(tmp_path / "a.txt", TEXT)
-    put(tmp_path / "b.jsonl", jsonl(ROWS))
-
-    assert "mixes formats (.jsonl, .txt)" in complaint(tmp_path / "*.*")
+# Compressed texts.
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_a_file_of_several_streams_is_read_to_its_end(tmp_path, text_of, kind):
     """As pbzip2, pigz and `cat` write them; xz and gzip may have NUL bytes between or after."""
     padding = bytes(8) if kind in ("bz2", "xz") else b""
-    path = tmp_path / f"a.txt.{kind}"
     parts = [COMPRESS[kind](line.encode()) for line in TEXT.splitlines(keepends=True)]
-    path.write_bytes(padding.join((*parts, b"")))
+    path = put(tmp_path / f"a.txt.{kind}", padding.join((*parts, b"")))
     assert text_of(path) == TEXT
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-@pytest.mark.parametrize("fault", ["another beginning", "truncated", "followed by text"])
-def test_damage_in_a_later_stream_is_not_the_end_of_the_text(tmp_path, complaint, kind, fault):
-    path = tmp_path / f"a.txt.{kind}"
-    one, other = (COMPRESS[kind](TEXT.encode() * many) for many in (1, 100))
-    end = {"truncated": other[:-9], "followed by text": other + b"plain"}
-    path.write_bytes(one + end.get(fault, b"?" + other[1:]))
-    assert "cannot be read" in complaint(path)
-
-
-@pytest.mark.parametrize("ending", COMPRESS)
-@pytest.mark.parametrize("fault", ["truncated", "not compressed"])
-def test_a_broken_compressed_text_is_told(complaint, tmp_path, ending, fault):
-    whole = COMPRESS[ending]("".join(map(chr, range(0x400, 0x4000))).encode())
-    content = whole[:-9] if fault == "truncated" else b"plain text"
-
-    assert "cannot be read" in complaint(put(tmp_path / f"a.txt.{ending}", content))
-
-
-SENTENCES = [f"sentence number {i}, " + "which is long " * 20 for i in range(25_000)]
-
-
-def broken_table(folder, ending, where):
-    """A table with one fault: in its first row, or after more than a reader reads at once."""
-    rows = SENTENCES if where == "late" else []
-    if ending == "parquet":
-        path = parquet(folder / "a.parquet", SENTENCES[:1000], row_group_size=100)
-        content = bytearray(path.read_bytes())
-        if where == "late":
-            at = pq.ParquetFile(path).metadata.row_group(9).column(1).data_page_offset
-            content[at : at + 60] = b"\xff" * 60  # the pages of the last row group
-        return put(path, bytes(content if where == "late" else content[:-20]))
-    if ending == "jsonl":
-        return put(folder / "a.jsonl", jsonl(rows) * 3 + '{"n": 0, "text": oops}\n')
-    if ending == "csv":
-        return put(folder / "a.csv", csv([*rows, "good"]) + "1,2,3,4\n")
-    if ending == "latin1.csv":
-        return put(folder / "a.csv", csv([*rows, "caf\u00e9"]).encode("latin1"))
-    packed = gzip.compress((jsonl if "jsonl" in ending else csv)(rows or ROWS).encode(), 1)
-    return put(folder / f"a.{ending}", packed[:-12])
-
-
-@pytest.mark.parametrize("where", ["first", "late"])
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "latin1.csv", "parquet", "jsonl.gz", "csv.gz"])
-def test_a_broken_table_is_told_wherever_it_is_broken(complaint, tmp_path, ending, where):
-    path = broken_table(tmp_path, ending, where)
-
-    assert "cannot be read" in complaint(path)
-
-
-@pytest.fixture
-def served():
-    """Answers by path: (status line or code, headers, pieces of the body); what was asked."""
-    answers = {}
-    with serving(answers.__getitem__) as (address, asked):
-        yield address, answers, asked
-
-
-def test_a_url_is_fetched_once(text_of, served):
-    address, answers, asked = served
-    answers["/a.txt"] = (200, {"Content-Length": str(len(TEXT.encode()))}, [TEXT.encode()])
-    answers["/b.jsonl.gz?raw=1"] = (200, {}, [gzip.compress(jsonl(ROWS).encode())])
-
-    for _ in range(2):
-        assert text_of(f"{address}/a.txt") == TEXT
-        assert text_of(f"{address}/b.jsonl.gz?raw=1") == JOINED
-    assert [path for path, _ in asked] == ["/a.txt", "/b.jsonl.gz?raw=1"]
-
-
 @pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        ((404, {}, [b"no"]), "404"),
-        ((200, {"Content-Length": "100"}, [b"only this"]), "received 9 bytes, expected 100"),
-        (
-            (200, {"Transfer-Encoding": "chunked"}, [b"5\r\nfirst\r\n9\r\nhalf"]),
-            "cannot be reached",
-        ),
-        ((b"this is not HTTP\r\n\r\n", {}, []), "cannot be reached"),
-        ((b"", {}, []), "cannot be reached"),
-    ],
-    ids=["404", "too short", "chunk cut off", "not HTTP", "hung up"],
+    "fault", ["another beginning", "truncated", "followed by text", "not compressed"]
 )
-def test_a_url_that_does_not_give_its_file_leaves_nothing(
-    complaint, text_of, served, tmp_path, answer, reason
+def test_damage_is_not_the_end_of_a_compressed_text(tmp_path, complaint, kind, fault):
+    first, second = (COMPRESS[kind](TEXT.encode() * many) for many in (1, 100))
+    end = {"truncated": second[:-9], "followed by text": second + b"plain"}
+    content = first + end.get(fault, b"?" + second[1:])
+    path = put(tmp_path / f"a.txt.{kind}", b"plain" if fault == "not compressed" else content)
+    assert "cannot be read" in complaint(path)
+
+
+# Tables that are broken: more of them in test_row_errors.py.
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "latin1.csv", "a.parquet", "a.jsonl.gz"])
+def test_a_broken_table_is_told_wherever_it_is_broken(complaint, tmp_path, name):
+    """After more than a reader reads at once."""
+    rows = [f"sentence number {i}, " + "which is long " * 20 for i in range(9_000)]
+    content = bytearray(table(name, [*rows, "caf\u00e9"]))
+    if name == "a.parquet":
+        file = pq.ParquetFile(io.BytesIO(content)).metadata
+        at = file.row_group(file.num_row_groups - 1).column(1).data_page_offset
+        content[at : at + 60] = b"\xff" * 60
+    elif name == "latin1.csv":
+        content = bytes(content).decode().encode("latin1")
+    elif name == "a.jsonl.gz":
+        content = content[:-12]
+    else:
+        content += b'\n{"text": oops}\n' if name == "a.jsonl" else b"1,2,3,4\n"
+    assert "cannot be read" in complaint(put(tmp_path / name, bytes(content)))
+
+
+# A text that changes while it is prepared.
+
+
+def appended(more):
+    def change(path):
+        with open(path, "a") as opened:
+            opened.write(more)
+
+    return change
+
+
+def truncated(by):
+    return lambda path: os.truncate(path, path.stat().st_size - by)
+
+
+def rewritten(path):
+    path.write_bytes(path.read_bytes().replace(b"line", b"lime"))
+    os.utime(path, ns=(0, 0))
+
+
+CHANGES = {
+    "grown": appended("more of it\n"),
+    "grown by new characters": appended("月火水\n"),
+    "shrunk": truncated(100),
+    "cut in a character": truncated(2),
+    "rewritten": rewritten,
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("before", ["_scan", "_write"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_text_that_changes_while_it_is_prepared_is_told(
+    complaint, prepare, tmp_path, monkeypatch, change, before
 ):
-    address, answers, _ = served
-    answers["/a.txt"] = answer
+    text = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
+    path = put(tmp_path / "a.txt", text)
+    really = getattr(data.prepare, before)
 
-    assert reason in complaint(f"{address}/a.txt")
-    gc.collect()  # an answer that was left open would warn here
-    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {".lock"}
+    def later(*arguments):
+        CHANGES[change](path)
+        return really(*arguments)
 
-    answers["/a.txt"] = (200, {}, [TEXT.encode()])  # the next start is not misled
-    assert text_of(f"{address}/a.txt") == TEXT
+    with monkeypatch.context() as patched:
+        patched.setattr(data.prepare, before, later)
+        what = " changed while it was read." if change != "gone" else ": .*No such file|vanished"
+        assert re.search(what, complaint(path))
+    left = [p for p in (tmp_path / "cache").iterdir() if not p.name.endswith(".lock")]
+    assert not left
 
-
-def test_a_server_that_is_not_there_is_told(complaint):
-    sentence = complaint("http://127.0.0.1:1/a.txt")
-
-    assert "cannot be reached" in sentence
-    assert "give its path" in sentence
+    put(path, text)
+    assert prepare(path).info.characters == len(text)  # when it is at rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import threading
 import time
@@ -81,6 +82,28 @@ def test_a_listing_costs_a_request_a_file_and_a_group_one_range(dataset_hub, acc
     for group in listing.groups[:3]:
         read_group(listing, group, later)
     assert requests_of(dataset_hub, before) == ["resolve-get", "blob-get"] * 3
+
+
+def test_of_many_files_only_the_first_is_opened_before_its_rows_are_read(
+    dataset_hub, access, monkeypatch
+):
+    monkeypatch.setattr("data.reading.rows.FEW_FILES", 3)
+    monkeypatch.setattr("data.reading.parquet.PART_BYTES", 3000)
+    monkeypatch.setattr("data.reading.lines.GROUP_BYTES", 3000)
+    array = json.dumps([{"text": text} for text in TEXTS]).encode()
+    kinds = {"parquet": parquet_of(group=9), "jsonl": lines_of(TEXTS), "json": array}
+    for kind, content in kinds.items():
+        publish_dataset(dataset_hub, {f"{kind}/{n}.{kind}": content for n in range(4)})
+        before = len(dataset_hub.requests)
+        listing = list_source(f"hf://datasets/{DATASET}/{kind}", "text", access)
+        assert requests_of(dataset_hub, before).count("blob-get") == 1
+        assert len(listing.groups) == (4 if kind == "json" else -(-len(content) // 3000) * 4)
+        assert texts_of(listing, access) == BOTH * 2
+
+    publish_dataset(dataset_hub, {f"arrays/{n}.jsonl": array for n in range(4)})
+    listing = list_source(f"hf://datasets/{DATASET}/arrays", "text", access)
+    with pytest.raises(BrokenText, match=r"is an array\. Give it a name that ends in \.json"):
+        texts_of(listing, access)
 
 
 def test_the_default_train_files_are_those_of_datasets(dataset_hub, access):

@@ -1,0 +1,132 @@
+"""What is said while a text is prepared."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+import data.progress
+import data.reading.text
+import training.run.text
+from config.schema import Config
+from data.corpus import prepare_corpus
+from data.progress import Progress
+from training.reporting.console import make_output_lossy, say_error
+
+TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def prepare(source, **more):
+        settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, **more}
+        return prepare_corpus(str(source), cache_dir=tmp_path / "cache", **settings)
+
+    return prepare
+
+
+def test_what_is_quick_is_done_without_a_word(prepare, tmp_path, monkeypatch):
+    monkeypatch.setattr(data.progress, "FIRST_SECONDS", 600)  # a busy machine is slow
+    (tmp_path / "a.txt").write_text(TEXT)
+    lines = []
+    prepare(tmp_path / "a.txt", say=lines.append)
+
+    assert lines == []
+    assert not [thread for thread in threading.enumerate() if "_report" in thread.name]
+
+
+@pytest.mark.parametrize("pass_name", ["first", "second"])
+def test_a_preparation_that_takes_long_says_how_far_it_is(
+    prepare, tmp_path, monkeypatch, pass_name
+):
+    (tmp_path / "a.txt").write_text(TEXT)
+    monkeypatch.setattr(data.progress, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(data.progress, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(data.reading.text, "PIECE_BYTES", 1000)
+    said, lines = threading.Event(), []
+
+    def say(line):
+        lines.append(line)
+        if f"{pass_name} of two passes: " in line:
+            said.set()
+
+    really = data.reading.text._decoded
+    passes = []
+
+    def decoded(file):
+        passes.append(file)
+        for number, text in enumerate(really(file)):
+            if number == 5 and len(passes) == (1 if pass_name == "first" else 2):
+                assert said.wait(timeout=60)
+            yield text
+
+    monkeypatch.setattr(data.reading.text, "_decoded", decoded)
+    prepare(tmp_path / "a.txt", say=say)
+
+    assert said.is_set()
+    assert lines[0].startswith("text      ")
+    assert str(tmp_path / "a.txt") in lines[-1]
+
+
+def test_progress_is_in_percent_where_the_whole_is_known():
+    progress = Progress()
+    progress.doing("fetching http://x", 400_000_000)
+    assert progress.line() == "text      fetching http://x: 0%"
+    progress.done = 100_000_000
+    assert progress.line() == "text      fetching http://x: 25%"
+    progress.doing("fetching http://x")
+    assert progress.line() == "text      fetching http://x"
+    progress.done = 3_200_000
+    assert progress.line() == "text      fetching http://x: 3 MB"
+    progress.doing("preparing a.txt, first of two passes", unit="million characters")
+    progress.done = 12_000_000
+    assert progress.line().endswith("first of two passes: 12 million characters")
+
+
+def test_a_word_is_said_after_a_second_and_then_every_ten():
+    waited, lines = [], []
+
+    class Clock:
+        def wait(self, seconds):
+            waited.append(seconds)
+            return len(waited) > 3
+
+    progress = Progress(lines.append)
+    progress._ended = Clock()
+    progress.doing("waiting")
+    progress._report()
+
+    assert waited == [1, 10, 10, 10]
+    assert lines == ["text      waiting"] * 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_process_of_each_machine_verifies_and_reports(monkeypatch, first):
+    settings = {}
+
+    def prepare_corpus(source, **more):
+        settings.update(more)
+        return SimpleNamespace(info=SimpleNamespace(fingerprint="1"))
+
+    monkeypatch.setattr(training.run.text, "prepare_corpus", prepare_corpus)
+    access = SimpleNamespace(say=print)
+    training.run.text.open_text(Config().data, "char", 1, access, first=first)
+
+    assert settings["verify"] is first
+    assert (settings["say"] is not None) is first
+
+
+def test_a_reader_that_is_gone_does_not_stop_a_preparation(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe, open(writing, "w", closefd=False) as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        monkeypatch.setattr("sys.stderr", gone)
+        with pytest.raises(BrokenPipeError):
+            pipe.raw.write(b"text      preparing")
+        make_output_lossy()  # as train.py does
+        say_error("text      preparing")
+        monkeypatch.undo()
