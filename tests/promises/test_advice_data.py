@@ -70,7 +70,7 @@ FOLLOWED = {
     "a file without a text": (
         {"a.parquet": table("a"), "b.parquet": table(None)},
         "*",
-        r"no row of b\.parquet has a text in text\. Leave the file out",
+        r"no row of b\.parquet has a text\. Leave the file out",
         {},
         "a.parquet",
     ),

@@ -157,6 +157,7 @@ def test_a_corpus_has_the_name_that_it_is_asked_for_by(source, tmp_path):
     other = tmp_path / "private-name.txt"
     other.write_bytes(source.read_bytes())
     prepare(other, tmp_path / "cache")
+    other.replace(source)
     corpus = prepare(source, tmp_path / "cache")
 
     assert corpus.info.name == str(source)
@@ -179,7 +180,7 @@ def test_a_prepared_compressed_text_called_plain_is_refused(source, tmp_path):
     prepare(packed, tmp_path / "cache")
     source.write_bytes(packed.read_bytes())
 
-    with pytest.raises(DataError, match="compressed by gzip, not a text"):
+    with pytest.raises(DataError, match="not UTF-8 text, but compressed by gzip"):
         prepare(source, tmp_path / "cache")
 
 
