@@ -47,10 +47,8 @@ from store.fetch import (
     Fetched,
     download,
     fetch,
-    read_store,
     twice,
 )
-from store.hub import Hub
 from store.store import PREFIX
 
 LARGEST_SMALL_BYTES = 64 << 20
@@ -271,21 +269,18 @@ def open_base_of(
     label = adapters.base if revision is None else f"{adapters.base}@{revision[:12]}"
     key = f"{where} holds adapters. Their base {label}"
     is_recorded = named is None or _is_name_of(adapters, named)
-    other: Path | None = None
+    fault = "is not there" if is_recorded else f"is not {named}"
     for folder in _folders_that_may_hold(adapters, named, is_recorded):
         if (folder / CONFIG).is_file():
-            other = folder
             with suppress(SnapshotError):  # half a download
                 if digest_of(folder) == digest:
                     return Base(key, label, folder)
-    with naming(key):
-        if revision is not None and is_recorded:
-            contents = with_retries(lambda: read_store(Hub(adapters.base, timeout), revision))
-            return base_of(key, Source(label, contents=contents))
-        if named is not None and is_recorded:  # no address is opened that the user does not give
-            return base_of(key, find(label, timeout))
-    fault = "is not there" if is_recorded else f"is not {named}"
-    fault = fault if other is None else f"is not what is in {other}"
+            fault = f"is not what is in {folder}"
+    # No address is opened that the user does not give: a snapshot may name any.
+    if is_recorded and (revision is not None or named is not None):
+        name = label if revision is None else f"{PREFIX}{adapters.base}@{revision}"
+        with naming(key):
+            return base_of(key, find(name, timeout, any_model=True))
     raise SnapshotError(
         f"{key} {fault}. Name the folder that it is in now: a resume takes "
         "model.pretrained=<folder>; sample.py, evaluate.py and snapshot merge --base <folder>."

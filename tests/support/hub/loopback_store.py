@@ -143,23 +143,6 @@ class Repo:
         """The content of a file."""
         return self.contents.path(self.commit(revision).files[path].sha256).read_bytes()
 
-    def referenced_bytes(self, revision: str) -> int:
-        """What the files of a commit take, a content that stands there twice counted once."""
-        sizes = {entry.sha256: entry.size for entry in self.commit(revision).files.values()}
-        return sum(sizes.values())
-
-    def stored_bytes(self) -> int:
-        """What the large files of all commits take that a branch or a tag leads to.
-
-        A content that was deleted for good takes nothing.
-        """
-        with self._lock:
-            files = [file for name in self._visible for file in self._commits[name].files.values()]
-        large = {file.sha256 for file in files if file.is_lfs}
-        return sum(self.contents.size_of_large(sha256) or 0 for sha256 in large)
-
-    # What clients ask for.
-
     def resolve(self, revision: str, stale: bool = False) -> Commit:
         """The commit a client means; with `stale`, main as it was one commit ago."""
         with self._lock:

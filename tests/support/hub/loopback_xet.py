@@ -86,12 +86,6 @@ class XetStore:
         """Where a xorb lies."""
         return self._folder / xorb
 
-    def stored_bytes(self) -> int:
-        """What the xorbs take that some file needs; the others are still there for the client."""
-        with self._lock:
-            needed = {term.xorb for terms in self._files.values() for term in terms}
-            return sum(self.path(xorb).stat().st_size for xorb in needed)
-
     def forget(self, sha256: str) -> None:
         """Forget a file, if it was uploaded with Xet."""
         with self._lock:
