@@ -34,7 +34,7 @@ from snapshot.disk.state import loss_in_words, read_state, token_unit
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
 from snapshot.source import Source, find
-from store.fetch import Contents, fetch_newest
+from store.fetch import fetch_newest
 from store.latest import remote_step
 from training.run.status import print_status
 
@@ -103,40 +103,35 @@ def _warn(text: str) -> None:
 
 
 def _verify(source: Source) -> int:
-    """Verify what a source holds; the exit code."""
-    if source.contents is not None:
-        return _verify_newest(source.contents)
-    faults, whole = [], []
-    for folder in _folders_of(source):
-        try:
-            check_snapshot(folder)
-            whole.append(folder)
-        except SnapshotError as error:
-            faults.append(error)
-    is_same = not whole or _describe(whole[0], str(whole[0]))
-    for folder in whole[1:]:
-        _show(f"also whole: {folder}")
+    """Verify all snapshots of a folder, or download and verify the newest of a store."""
+    contents, whole, faults = source.contents, list[tuple[Path, str]](), list[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        if contents is not None:
+            found = fetch_newest(contents, Path(folder))
+            whole.append((found.path, found.name))
+            faults += found.faults
+        for path in _folders_of(source):
+            try:
+                check_snapshot(path)
+                whole.append((path, str(path)))
+            except SnapshotError as error:
+                faults.append(str(error))
+        is_same = not whole or _describe(*whole[0])
+    for _, place in whole[1:]:
+        _show(f"also whole: {place}")
     for fault in faults:
         _warn(f"not whole: {fault}")
+    if contents is not None:
+        older = [one for one in contents.folders() if remote_step(one) < remote_step(found.folder)]
+        if older:
+            _show(f"older     {', '.join(older)}: not downloaded, so not verified")
     return 0 if is_same and not faults else NOT_WHOLE
 
 
-def _verify_newest(contents: Contents) -> int:
-    """Download the newest snapshot of a store and verify it; the exit code."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = fetch_newest(contents, Path(folder))
-        for fault in found.faults:
-            _warn(f"not whole: {fault}.")
-        is_same = _describe(found.path, found.name)
-    older = [one for one in contents.folders() if remote_step(one) < remote_step(found.folder)]
-    if older:
-        _show(f"older     {', '.join(older)}: not downloaded, so not verified")
-    return 0 if is_same and not found.faults else NOT_WHOLE
-
-
 def _folders_of(source: Source) -> list[Path]:
-    """The snapshots of a run's folder, newest first, or the folder itself."""
-    assert source.path is not None
+    """The snapshots of a run's folder, newest first, or the folder itself; none of a store."""
+    if source.path is None:
+        return []
     roots = (snapshots_in(source.path), source.path)
     return next(filter(None, map(snapshot_folders, roots)), [source.path])
 

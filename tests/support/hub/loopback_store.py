@@ -143,6 +143,8 @@ class Repo:
         """The content of a file."""
         return self.contents.path(self.commit(revision).files[path].sha256).read_bytes()
 
+    # What clients ask for.
+
     def resolve(self, revision: str, stale: bool = False) -> Commit:
         """The commit a client means; with `stale`, main as it was one commit ago."""
         with self._lock:
