@@ -56,6 +56,12 @@ class Documents:
         return np.searchsorted(self.targets, places, side="right") % 2 == 1
 
 
+def evenly(items: range, at_most: int | None) -> list[int]:
+    """All items or, if there are more than `at_most`, the same ones each time, evenly spaced."""
+    count = len(items) if at_most is None else min(len(items), at_most)
+    return [items[i * len(items) // count] for i in range(count)]
+
+
 class DocumentRows(Dataset):
     """Rows of conversations, by number.
 
@@ -99,8 +105,7 @@ class DocumentRows(Dataset):
 
     def in_order(self, at_most: int | None) -> list[tuple[int, float]]:
         """All rows for an evaluation, or the same `at_most` of them each time, evenly spaced."""
-        count = len(self) if at_most is None else min(len(self), at_most)
-        return [(i * len(self) // count, 1.0) for i in range(count)]
+        return [(row, 1.0) for row in evenly(range(len(self)), at_most)]
 
     def __getitems__(self, items: list[tuple[int, float]]) -> tuple[tuple[Tensor, ...], float]:
         """Inputs and targets, each int64 (B, T), with positions (B, T) if packed, and their share.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from data.documents import DocumentRows, Documents
+from data.documents import DocumentRows, Documents, evenly
 from data.errors import DataError
 from data.split import Split
 from data.token_file import positions_of
@@ -81,8 +81,9 @@ class Windows(Dataset):
         return len(self.text) - 1  # type: ignore[arg-type]
 
     def in_order(self, at_most: int | None) -> list[int]:
-        """The items of an evaluation, evenly spaced as in `held_out_starts`."""
-        return held_out_starts(len(self.text), self.block_size, at_most)  # type: ignore[arg-type]
+        """The items of an evaluation: consecutive blocks to the end of a text, or some of them."""
+        blocks = range(0, self.target_count, self.block_size)  # the last one may be short
+        return evenly(blocks, at_most)
 
     def __getitems__(self, items: list[Any]) -> tuple[tuple[Tensor, ...], float]:
         """Inputs and targets, each int64 (B, T), and positions (B, T) of a masked text.
@@ -166,16 +167,6 @@ class HeldOutBatches:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return iter(self.batches)
-
-
-def held_out_starts(tokens: int, block_size: int, at_most: int | None) -> list[int]:
-    """First tokens of the evaluation's windows: consecutive blocks, to the end of the text.
-
-    If there are more than `at_most` blocks, the same `at_most` of them each time, evenly spaced.
-    """
-    blocks = -(-(tokens - 1) // block_size)  # the last one may be short
-    count = blocks if at_most is None else min(blocks, at_most)
-    return [(i * blocks // count) * block_size for i in range(count)]
 
 
 def window_loader(

@@ -101,8 +101,7 @@ class SubwordTokenizer(Tokenizer):
         if rust.token_to_id(settings.get("eos_token", "")) is None:
             texts = [text for text in map(rust.id_to_token, ends) if text is not None]
             settings |= {"eos_token": texts[0]} if texts else {}
-        self._named = [*named_tokens(settings).values(), *more_tokens(settings)]
-        make_special(rust, self._named)
+        make_special(rust, [*named_tokens(settings).values(), *more_tokens(settings)])
         now = _added(rust)
         self._changed = [token for i, token in now.items() if token != before.get(i, token)]
         # A text that contains "<|endoftext|>" has these characters, and no document ends there.
@@ -254,10 +253,7 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def _reading_marks(self) -> RustTokenizer:
-        rust = _parsed(self._content, self._where)
-        add_listed_tokens(rust, self._settings.get(LISTED), self._where)
-        make_special(rust, self._named)
-        return rust
+        return RustTokenizer.from_str(self._rust.to_str())
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, window_loader
+from data.loader import HeldOutBatches, StepBatches, Windows, window_loader
 from data.order import NO_WINDOW, BlockOrder
 from data.split import Split
 from data.token_file import TokenStream
@@ -66,16 +66,16 @@ def test_evaluation_takes_every_held_out_target_once(length, block_size, batch):
 
 
 def test_an_evaluation_spreads_its_blocks_evenly():
-    every = held_out_starts(1001, 10, None)
-    some = held_out_starts(1001, 10, 7)
+    windows = Windows(counting_stream(1001), 10, IGNORED)
+    every, some = windows.in_order(None), windows.in_order(7)
 
     assert every == list(range(0, 1000, 10))
     assert len(some) == len(set(some)) == 7
     assert set(some) <= set(every)
     assert {(b - a) // 10 for a, b in pairwise(some)} == {14, 15}
     assert 1000 - some[-1] <= 150  # to the end of the text
-    assert held_out_starts(1001, 10, 7) == some
-    assert held_out_starts(1001, 10, 100) == held_out_starts(1001, 10, 5000) == every
+    assert windows.in_order(7) == some
+    assert windows.in_order(100) == windows.in_order(5000) == every
 
 
 def loader_of(kind):
