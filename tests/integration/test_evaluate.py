@@ -1,4 +1,4 @@
-"""evaluate.py: the loss of any model over a text; of a run, the run's own number."""
+"""evaluate.py: the loss of any model over a text; of a run, prepared or streamed, its own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import evaluate as script
 import families
 import hubs
 import runs
-from evaluations import T, assert_as_reported, changed, reported
+import streams
+from sealed import seal
 from snapshot.disk.folder import read_json
 from store.kinds import open_store
 
-"""Tokens of a window."""
+T = 16
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,75 @@ def other_text(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def trained(small, tmp_path_factory):
+    """The folder of a finished run with these words."""
+
+    def run(*words: str):
+        run_dir = tmp_path_factory.mktemp("runs") / "run"
+        own = [word for word in small if not word.startswith("model.n_")]
+        end = ["train.max_steps=30", "train.eval_every=30", "snapshot.every=30"]
+        runs.train(*own, *words, *end, f"run.dir={run_dir}", code=0)
+        return run_dir
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sources")
+    return [
+        streams.parquet_folder(folder / "a", "a", rows=100),
+        streams.lines_folder(folder / "b", "b", rows=100),
+    ]
+
+
+STREAM = (
+    *("data.tokenizer=bpe:257", "model.n_layer=1", "model.n_embd=32", "model.n_head=2"),
+    *("data.window_bytes=3000", "data.prefetch_bytes=6000", "data.held_out_bytes=3000"),
+)
+
+
+@pytest.fixture(scope="module")
+def mixed_run(trained, sources):
+    parts = [
+        f"{{source:{source},weight:{weight},text_column:text}}"
+        for source, weight in zip(sources, (0.7, 0.3), strict=True)
+    ]
+    mix = f"data.mix=[{','.join(parts)}]"
+    return trained(*STREAM, mix, "data.text_column=body", "train.eval_batches=2")
+
+
+@pytest.fixture(scope="module")
+def streamed_run(trained, sources):
+    return trained(*STREAM, f"data.source={sources[0]}", "data.streaming=true")
+
+
+def reported(run_dir) -> dict:
+    """The newest evaluation that a run has recorded."""
+    return runs.metrics(run_dir, "eval")[-1]
+
+
+def assert_as_reported(found: dict, run_dir) -> None:
+    record = reported(run_dir)
+    assert found["step"] == record["step"]
+    assert found["loss"] == pytest.approx(record["loss"], abs=1e-6)
+    assert found["bits_per_byte"] == pytest.approx(record["bits_per_byte"], abs=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(record["loss"]), rel=1e-6)
+    assert found["held_out"]
+
+
+def changed(run_dir, folder, **data: object):
+    """A copy of a snapshot whose state has other values in `data`, and a manifest that fits."""
+    copy = shutil.copytree(runs.snapshot(run_dir, 30), runs.snapshot(folder / "changed", 30))
+    shutil.copy(run_dir / "config.yaml", folder / "changed")  # it says where the text lies
+    state = read_json(copy / "state.json")
+    state["config"]["data"] |= data
+    (copy / "state.json").write_text(json.dumps(state))
+    seal(copy)
+    return copy
+
+
 def test_the_loss_of_a_run_is_the_one_that_it_has_reported(finished_run, figures):
     found = figures(finished_run)
     assert_as_reported(found, finished_run)
@@ -80,6 +150,9 @@ def test_the_loss_of_a_run_is_the_one_that_it_has_reported(finished_run, figures
     assert found["fingerprint"] == state["fingerprint"]
     assert found["tokens"] == found["tokens_of_text"] == state["held_out_tokens"] - 1
     assert (found["unit"], found["block_size"]) == ("character", T)
+    earlier = figures(runs.snapshot(finished_run, 20))
+    assert earlier["step"] == 20
+    assert abs(earlier["loss"] - found["loss"]) > 1e-3
 
 
 def test_neither_batch_nor_place_changes_the_loss(
@@ -92,34 +165,27 @@ def test_neither_batch_nor_place_changes_the_loss(
     assert "add --source <folder>/text.txt --held-out" in refused(copy)
 
 
-def test_an_earlier_snapshot_has_another_loss(finished_run, figures):
-    found = figures(runs.snapshot(finished_run, 20))
-    assert found["step"] == 20
-    assert abs(found["loss"] - reported(finished_run)["loss"]) > 1e-3
+def test_a_partial_evaluation_with_subwords_has_the_run_s_number(
+    trained, mixed_run, pretrained, figures
+):
+    """Of a text that is prepared, from a model of the Hub, and of a mix of streams."""
+    prepared = trained(f"model.pretrained={pretrained}", "train.eval_batches=2")
+    for run_dir in (prepared, mixed_run):
+        found = figures(run_dir)
+        assert_as_reported(found, run_dir)
+        assert found["unit"] == "token"
+        assert found["tokens"] == 2 * 8 * T < found["tokens_of_text"]
+        everything = figures(run_dir, "--batches", 10**6)
+        assert everything["tokens"] == everything["tokens_of_text"]
+        assert everything["loss"] != found["loss"]
 
 
-def trained(small, folder, *words: str):
-    run_dir = folder / "run"
-    result = runs.train(*small, *words, f"run.dir={run_dir}", "train.max_steps=2")
-    assert result.returncode == 0, result.stderr
-    return run_dir
-
-
-def test_a_partial_evaluation_with_subwords_has_the_run_s_number(small, figures, tmp_path):
-    run_dir = trained(small, tmp_path, "data.tokenizer=bpe:300", "train.eval_batches=2")
-    found = figures(run_dir)
-    assert_as_reported(found, run_dir)
-    assert found["unit"] == "token"
-    assert found["tokens"] == 2 * 8 * T < found["tokens_of_text"]
-    everything = figures(run_dir, "--batches", 10**6)
-    assert everything["tokens"] == everything["tokens_of_text"]
-    assert everything["loss"] != found["loss"]
-
-
-def test_a_run_from_a_model_of_the_hub_has_its_own_number(small, pretrained, figures, tmp_path):
-    own = [word for word in small if not word.startswith("model.n_")]
-    run_dir = trained(own, tmp_path, f"model.pretrained={pretrained}")
-    assert_as_reported(figures(run_dir), run_dir)
+def test_a_stream_that_was_moved_is_named(streamed_run, sources, figures, refused, tmp_path):
+    assert_as_reported(figures(streamed_run), streamed_run)
+    moved = shutil.copytree(sources[0], tmp_path / "moved")
+    folder = changed(streamed_run, tmp_path, source=str(tmp_path / "gone"))
+    assert str(tmp_path / "gone") in refused(folder)
+    assert_as_reported(figures(folder, "--source", moved, "--held-out"), streamed_run)
 
 
 def expected_of(folder, text: str, block_size: int) -> tuple[float, int]:
@@ -211,46 +277,45 @@ def test_a_model_of_the_hub_is_evaluated(
     assert found["loss"] == figures(pretrained, "--source", other_text)["loss"]
 
 
+@pytest.mark.parametrize("source", ["http://127.0.0.1:9/text.txt", "s3://bucket/rows.parquet"])
 def test_an_address_that_a_repo_names_is_not_opened(
-    near_hub, finished_run, refused, tmp_path, monkeypatch
+    near_hub, finished_run, streamed_run, refused, tmp_path, monkeypatch, source
 ):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    folder = changed(finished_run, tmp_path, source="http://127.0.0.1:9/text.txt")
-    hubs.put(near_hub, folder, 30)
-    assert "add --source http://127.0.0.1:9/text.txt --held-out" in refused(hubs.REPO)
+    run = finished_run if source.startswith("http") else streamed_run
+    hubs.put(near_hub, changed(run, tmp_path, source=source), 30)
+    said = refused(hubs.REPO)
+    assert "For safety, an address from a store is not opened" in said
+    assert source in said
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"source": 7},
-        {"source": "${oc.env:HOME}"},
-        {"block_size": 0},
-        {"block_size": True},
-        {"val_fraction": 1.0},
-        {"tokenizer": ["char"]},
-    ],
-    ids=str,
-)
-def test_a_state_that_no_run_writes_is_a_sentence(finished_run, refused, tmp_path, data):
-    assert "has no valid configuration in its state: " in (
-        said := refused(changed(finished_run, tmp_path, **data))
-    )
+PART = {"source": "a", "weight": 1.0, "text_column": None}
+NO_STATE = [
+    *({"source": 7}, {"source": "${oc.env:HOME}"}, {"block_size": True}, {"val_fraction": 1.0}),
+    *({"tokenizer": ["char"]}, {"mix": 7}, {"mix": [PART] * 3}, {"window_bytes": 0}),
+    *({"skip_broken": "yes"}, *({"mix": [{**PART, "weight": value}] * 2} for value in ("x", -1.0))),
+]
+
+
+@pytest.mark.parametrize("data", NO_STATE, ids=str)
+def test_a_state_that_no_run_writes_is_a_sentence(finished_run, mixed_run, refused, tmp_path, data):
+    run = mixed_run if {"mix", "window_bytes", "skip_broken"} & {*data} else finished_run
+    said = refused(changed(run, tmp_path, **data))
+    assert "has no valid configuration in its state: " in said
     assert os.environ["HOME"] not in said.replace(str(tmp_path), "")
 
 
-def test_a_text_that_has_changed_is_a_sentence(small, finished_run, other_text, refused, tmp_path):
-    folder = changed(finished_run, tmp_path, source=str(other_text))
-    assert "the text is not the run's: " in refused(folder)
-
-
-def test_mistakes_are_sentences(finished_run, pretrained, other_text, refused, tmp_path):
+def test_mistakes_are_sentences(
+    finished_run, mixed_run, streamed_run, sources, pretrained, other_text, refused, tmp_path
+):
     unknown, single = tmp_path / "unknown.txt", tmp_path / "single.txt"
     unknown.write_text("the run is lost \u00e9\n" * 9)
     single.write_text("t")
+    has_changed = changed(finished_run, tmp_path, source=str(other_text))
     for words, sentence in [
         ([tmp_path / "none"], "is neither a folder that exists nor a repo"),
         ([tmp_path], "manifest.json"),
+        ([has_changed], "the text is not the run's: "),
         ([pretrained], "Name a text with --source."),
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),
         ([finished_run, "--source", tmp_path / "none.txt"], "--source "),
@@ -258,6 +323,10 @@ def test_mistakes_are_sentences(finished_run, pretrained, other_text, refused, t
         ([finished_run, "--source", single], "at least 2. Use more text."),
         ([finished_run, "--block-size", 17], "--block-size=17 is longer than the context of"),
         ([finished_run, "--device", "bogus"], "--device bogus cannot be used here"),
+        ([mixed_run, "--source", sources[0], "--held-out"], "is one source, and the run has 2"),
+        ([streamed_run, "--source", sources[1], "--held-out"], "the text is not the run's: "),
+        ([streamed_run, "--documents", "masked"], "--documents masked is not the run's"),
+        ([streamed_run, "--column", "none"], "none"),
     ]:
         assert sentence in refused(*words), words
 
@@ -287,8 +356,7 @@ def test_ctrl_c_has_its_code(finished_run, cache, monkeypatch):
 
 def test_the_command_prints_aligned_lines_and_nothing_else(finished_run, cache):
     words = [str(finished_run), *cache, "--device", "cpu"]
-    result = runs.run(runs.command(*words, script="evaluate.py"))
-    assert result.returncode == 0
+    result = runs.run(runs.command(*words, script="evaluate.py"), code=0)
     assert result.stderr == ""
     record, lines = reported(finished_run), result.stdout.splitlines()
     assert [line[:10].strip() for line in lines] == ["model", "text", "loss", "speed", "trained"]

@@ -86,5 +86,5 @@ def test_the_documentation_names_a_test_for_every_code():
     for code, file, name in rows:
         text = (runs.ROOT / "tests" / f"{file}.py").read_text()
         body = text[text.index(f"def {name}(") :].partition("\ndef test_")[0]
-        asserted = re.search(rf'(== |"){code}\b|CODES\[', body)
+        asserted = re.search(rf'(== |code=|"){code}\b|CODES\[', body)
         assert asserted, (code, name)

@@ -115,26 +115,12 @@ def test_every_family_goes_through_all_commands(small, family, tmp_path):
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
     words = [*own, f"model.pretrained={base}", "snapshot.every=2", f"run.dir={run_dir}"]
     for steps in (2, 4):
-        result = runs.train(*words, f"train.max_steps={steps}")
-        assert result.returncode == 0, result.stderr
+        result = runs.train(*words, f"train.max_steps={steps}", code=0)
     assert "step-00000002, the newest of this run" in result.stdout
-    verified = runs.run([*runs.MODULE, "verify", str(run_dir)])
-    assert verified.returncode == 0, verified.stderr
+    verified = runs.run([*runs.MODULE, "verify", str(run_dir)], code=0)
     assert "logits    as transformers computes them" in verified.stdout
     for script, more in (("sample.py", ["--length", "5"]), ("evaluate.py", [])):
-        result = runs.run(runs.command(str(run_dir), *more, script=script))
-        assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", EVERY)
-def test_every_family_is_traced(small, family, tmp_path):
-    base = families.make(family, tmp_path / "base")
-    own = [word for word in small if not word.startswith("model.n_")]
-    words = [*own, f"model.pretrained={base}", f"run.dir={tmp_path / 'run'}"]
-    result = runs.run(runs.command(*words, script="trace.py"))
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run-trace" / "trace.json").exists()
+        result = runs.run(runs.command(str(run_dir), *more, script=script), code=0)
 
 
 def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):
@@ -148,13 +134,5 @@ def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):
     base = families.make("mixtral", tmp_path / "base")
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
     words = [*own, f"model.pretrained={base}", "model.lora_rank=2", "train.max_steps=1"]
-    result = runs.train(*words, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stderr
+    result = runs.train(*words, f"run.dir={tmp_path / 'run'}", code=0)
     assert f"{count:,} of these are of experts, which get no adapters" in result.stdout
-
-
-def test_a_plan_that_fails_does_not_say_that_nothing_fits():
-    """Python's exit code for a program that has failed is 1."""
-    from planning.fits import EXIT_NOTHING_FITS
-
-    assert EXIT_NOTHING_FITS not in (0, 1, 2)

@@ -473,7 +473,7 @@ def test_a_run_has_as_many_communicators_as_planned(small, tmp_path, config, sha
     entries = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     file = runs.rehearsal(config, tmp_path, shape.processes, dynamo_backend="NO", **entries)
     words = [*small, "train.max_steps=3", "data.block_size=32", f"run.dir={tmp_path / 'run'}"]
-    result = runs.run(runs.launch_command(file, *words, script=runs.GROUPS))
+    result = runs.run(runs.launch_command(file, "groups", *words, script=runs.ALTERED))
     assert result.returncode == 0, result.stderr
     assert (
         f"groups {' '.join(['default_pg', *(f'mesh_{one}' for one in groups)])}\n" in result.stdout

@@ -15,36 +15,34 @@ from model.generate import BrokenModel
 from snapshot.command_line import DeviceError
 
 
-def sample(*arguments: str):
-    return runs.run(runs.command(*arguments, script="sample.py"))
+@pytest.fixture
+def sample(capsys):
+    """What sample.py prints for these arguments."""
+
+    def printed(*words: object) -> str:
+        assert script.main([*map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return printed
 
 
-def test_the_same_seed_gives_the_same_text_of_the_length(finished_run):
-    words = [str(finished_run), "--prompt", "the ", "--length", "40", "--seed", "3"]
-    first, second = sample(*words), sample(*words)
-    assert first.returncode == 0, first.stderr
-    assert first.stdout == second.stdout
-    assert first.stdout.startswith("the ")
-    assert len(first.stdout) == len("the ") + 40 + len("\n")  # past the context of 16
+def test_the_same_seed_gives_the_same_text_of_the_length(finished_run, sample):
+    words = [finished_run, "--prompt", "the ", "--length", "40", "--seed", "3"]
+    text = sample(*words)
+    assert text == sample(*words)
+    assert text.startswith("the ")
+    assert len(text) == len("the ") + 40 + len("\n")  # past the context of 16
+    several = ["--samples", "2", "--length", "5", "--prompt", "a", "--top-k", "3"]
+    assert sample(runs.snapshot(finished_run, 10), *several).count("-" * 40) == 1
 
 
 @pytest.mark.thorough
-def test_a_snapshot_can_be_named_and_several_texts_drawn(finished_run):
-    folder = runs.snapshot(finished_run, 10)
-    result = sample(str(folder), "--samples", "2", "--length", "5", "--prompt", "a", "--top-k", "3")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("-" * 40) == 1
-
-
-@pytest.mark.thorough
-def test_a_model_that_never_saw_a_newline_needs_no_prompt(small, tmp_path):
+def test_a_model_that_never_saw_a_newline_needs_no_prompt(small, sample, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("no line ends here, " * 50)
     words = [*small, f"data.source={text}", f"run.dir={tmp_path / 'run'}", "train.max_steps=2"]
     assert runs.train(*words).returncode == 0
-    result = sample(str(tmp_path / "run"), "--length", "5")
-    assert result.returncode == 0, result.stderr
-    assert len(result.stdout) == 1 + 5 + len("\n")
+    assert len(sample(tmp_path / "run", "--length", "5")) == 1 + 5 + len("\n")
 
 
 def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
@@ -74,16 +72,13 @@ def test_a_locale_of_ascii_keeps_the_characters_of_a_prompt(finished_run):
     """Its Python decodes none of them. The output shows them as escapes."""
     of_ascii = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     words = runs.command(str(finished_run), "--prompt", "the \u00e9", script="sample.py")
-    result = runs.run(words, forked=False, **of_ascii)
-    assert result.returncode == 2
+    result = runs.run(words, forked=False, **of_ascii, code=2)
     assert "the character '\\xe9' (U+00E9)" in result.stderr
 
 
-def test_any_model_generates_text_from_its_folder(tmp_path):
+def test_any_model_generates_text_from_its_folder(sample, tmp_path):
     folder = families.make("llama", tmp_path / "llama")
-    result = sample(str(folder), "--length", "5", "--prompt", "the run")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("the run")
+    assert sample(folder, "--length", "5", "--prompt", "the run").startswith("the run")
 
 
 class Terminal(io.TextIOWrapper):

@@ -1,57 +1,69 @@
-"""Each advice about snapshots and repos works: here it is followed, as it is printed."""
+"""Each advice about snapshots, stores and folders works: here it is followed, as it is printed."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 import hubs
 import runs
 from config.compose import load_config
-from config.schema import Config
+from config.schema import ConfigError
+from config.stored import as_plain
 from sealed import seal
 from snapshot.__main__ import main
+from snapshot.base import open_base
 from snapshot.disk.state import read_state
-from snapshot.errors import SnapshotError
-from snapshot.start import Start
+from snapshot.errors import OtherRun, SnapshotError
+from snapshot.named_model import merge
 from store.errors import StoreError
+from store.file_system import Bucket
+from store.kinds import open_store
+from store.latest import remote_folder
 from training.run import start
-from training.run.run_dir import RunLock
+from training.run.run_dir import RunLock, refuse_foreign
+from training.run.same_run import refuse_other_run
 
-HERE, THERE = "hub.repo_id=me/run", "hub.repo_id=me/other"
+RUN_DIR = Path("out/mine")
+ANOTHER_RUN = "f" * 32
 
 
 @pytest.fixture
 def begins(small, tmp_path, monkeypatch):
-    """What the command with these words begins with: step and run; the text says where."""
+    """The step that a command with these words begins after; None at the beginning."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("training.run.run_dir.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("training.run.run_dir.WAIT_SECONDS", 0.2)
 
-    def begun(*words: str) -> Start:
-        config = load_config([*small, "hub.timeout_seconds=5", *words])
-        return chosen(config)
+    def begun(words: str) -> int | None:
+        config = load_config([*small, "hub.timeout_seconds=5", *words.split()])
+        lock, run_dir = RunLock(), Path(config.run.dir)
+        refuse_foreign(run_dir)
+        lock.acquire(run_dir)
+        try:
+            state = start._choose(config, lock).state
+        finally:
+            lock.release()
+        return None if state is None else state.step
 
     return begun
-
-
-def chosen(config: Config) -> Start:
-    lock = RunLock()
-    lock.acquire(Path(config.run.dir))
-    try:
-        return start._choose(config, lock)
-    finally:
-        lock.release()
 
 
 @pytest.fixture
 def refused(begins):
     """The sentence with which it is refused."""
 
-    def sentence(*words: str) -> str:
-        with pytest.raises((SnapshotError, StoreError)) as caught:
-            begins(*words)
+    def sentence(words: str) -> str:
+        with pytest.raises((ConfigError, SnapshotError, StoreError)) as caught:
+            begins(words)
         return str(caught.value)
 
     return sentence
@@ -59,13 +71,6 @@ def refused(begins):
 
 @pytest.fixture
 def in_repo(near_hub, a_run):
-    """The same run in its repo."""
-    hubs.seed(near_hub, *(runs.snapshot(a_run, step) for step in (10, 20, 30)))
-    return near_hub
-
-
-@pytest.fixture
-def put_in_repo(near_hub, a_run):
     """Its last two snapshots in its repo, without the client."""
     run_id = read_state(runs.snapshot(a_run, 30)).run_id
     for step in (20, 30):
@@ -73,219 +78,295 @@ def put_in_repo(near_hub, a_run):
     return near_hub
 
 
-def damage(snapshot: Path) -> None:
-    (snapshot / "model.safetensors").write_bytes(b"damaged")
+# What has happened, and what an advice asks for: each is given the Hub.
 
 
-def test_to_return_to_an_earlier_step(a_run, begins, refused):
-    early = runs.snapshot(a_run, 10)
-    said = refused("run.name=mine", f"snapshot.resume={early}")
-    assert "give it another run.name" in said
-    new = begins("run.name=new", f"snapshot.resume={early}").state
-    assert new.step == 10
-    assert new.run_id != read_state(early).run_id
-    assert f"remove its newer snapshots from {Path('out/mine/snapshots')}" in said
-    shutil.rmtree(runs.snapshot(a_run, 20))
-    shutil.rmtree(runs.snapshot(a_run, 30))
-    assert begins("run.name=mine").state.step == 10
-
-
-def test_to_return_to_an_earlier_step_of_a_run_with_a_repo(in_repo, a_run, begins, refused):
-    early = f"snapshot.resume={runs.snapshot(a_run, 10)}"
-    said = refused("run.name=mine", HERE, early)
-    assert "another run.name (and run.dir, if that is set), and another hub.repo_id." in said
-    assert "remove its newer" not in said  # they would come back from the repo
-    assert begins("run.name=new", THERE, early).state.step == 10
-
-
-def test_of_two_runs_at_one_repo(in_repo, a_run, finished_run, begins, refused, tmp_path):
-    other = runs.snapshot(tmp_path / "out" / "other", 10)
-    shutil.copytree(runs.snapshot(finished_run, 10), other)
-    state = (other / "state.json").read_text()
-    run_id = read_state(other).run_id
-    (other / "state.json").write_text(state.replace(run_id, "f" * 32))
-    seal(other)
-    said = refused("run.name=other", HERE)
-    assert "name another store, or replace what this one holds with hub.takeover=true" in said
-    assert begins("run.name=other", THERE).state.run_id == "f" * 32
-    assert begins("run.name=other", HERE, "hub.takeover=true").state.run_id == "f" * 32
-    assert "to continue the run in the store, give another run.name" in said
-    assert begins("run.name=third", HERE).state.run_id == run_id
-
-
-def test_no_whole_snapshot_here(a_run, begins, refused):
-    for step in (10, 20, 30):
-        damage(runs.snapshot(a_run, step))
-    said = refused("run.name=mine")
-    assert f"or move {Path('out/mine')} away to start over" in said
-    a_run.rename(a_run.parent / "away")
-    assert begins("run.name=mine").folder is None
-
-
-def test_no_whole_snapshot_in_the_repo(near_hub, a_run, finished_run, begins, refused, tmp_path):
-    copy = shutil.copytree(runs.snapshot(finished_run, 10), tmp_path / "copy" / "step-00000010")
-    (copy / "optimizer.safetensors").write_bytes(b"damaged")
-    hubs.put(near_hub, copy, 10, run=read_state(copy).run_id)
-    said = refused("run.name=new", HERE)
-    assert "Start again in another store." in said
-    assert begins("run.name=new", THERE).folder is None
-
-
-def test_a_named_run_that_is_not_whole(in_repo, begins, refused, a_run):
-    damage(runs.snapshot(a_run, 30))
-    said = refused("run.name=new", f"snapshot.resume={runs.snapshot(a_run, 30)}")
-    assert "Name a snapshot that is whole, a run's folder, or its store" in said
-    for other in (runs.snapshot(a_run, 20), a_run):
-        assert begins("run.name=new", f"snapshot.resume={other}").state.step == 20
-    assert begins("run.name=new", "snapshot.resume=me/run").state.step == 30
-
-
-def nothing(hub, run_dir: Path) -> None:
+def nothing(hub) -> None:
     """The run lies on this disk and in its repo."""
 
 
-def damaged_latest(hub, run_dir: Path) -> None:
+def remove_newer(hub) -> None:
+    for step in (20, 30):
+        shutil.rmtree(runs.snapshot(RUN_DIR, step))
+
+
+def damage(*steps: int) -> Callable:
+    def change(hub) -> None:
+        for step in steps:
+            (runs.snapshot(RUN_DIR, step) / "model.safetensors").write_bytes(b"damaged")
+
+    return change
+
+
+def damage_the_repo(hub) -> None:
+    places = [remote_folder(f"step-{step:08d}", "attempt") for step in (20, 30)]
+    hub.commit_files(hubs.REPO, {f"{at}/optimizer.safetensors": b"damaged" for at in places})
+
+
+def damage_latest(hub) -> None:
     hub.commit_files(hubs.REPO, {"latest.json": b"{"})
 
 
-def restored_latest(hub, run_dir: Path) -> None:
+def restore_latest(hub) -> None:
     repo = hub.repo(hubs.REPO)
     earlier = next(one for one in reversed(repo.every_head[:-1]) if one != repo.head)
     hub.commit_files(hubs.REPO, {"latest.json": repo.read(earlier, "latest.json")})
 
 
-def foreign_file(hub, run_dir: Path) -> None:
+def make_repos(hub) -> None:
     hub.create("me/foreign")
     hub.commit_files("me/foreign", {"notes.txt": b"mine"})
-
-
-def public_repo(hub, run_dir: Path) -> None:
     hub.create("me/public", private=False)
 
 
-def hub_down(hub, run_dir: Path) -> None:
-    hub.down()
-
-
-def hub_up(hub, run_dir: Path) -> None:
-    hub.up()
-
-
-def snapshots_gone(hub, run_dir: Path) -> None:
+def lose_snapshots(hub) -> None:
     line = {"event": "train", "step": 1, "loss": 1.0}
-    (run_dir / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
-    (run_dir / "snapshots").rename(run_dir.parent / "copy")
+    (RUN_DIR / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+    OmegaConf.save(OmegaConf.create(as_plain(load_config([]))), RUN_DIR / "config.yaml")
+    (RUN_DIR / "snapshots").rename("copy")
 
 
-def snapshots_restored(hub, run_dir: Path) -> None:
-    (run_dir.parent / "copy").rename(run_dir / "snapshots")
+def move_away(hub) -> None:
+    RUN_DIR.rename("away")
 
 
-def moved_away(hub, run_dir: Path) -> None:
-    run_dir.rename(run_dir.parent / "away")
+def another_run(hub) -> None:
+    """A run of another id at step 10."""
+    folder = runs.snapshot(Path("out/other"), 10)
+    shutil.copytree(runs.snapshot(RUN_DIR, 10), folder)
+    state = (folder / "state.json").read_text()
+    (folder / "state.json").write_text(state.replace(read_state(folder).run_id, ANOTHER_RUN))
+    seal(folder)
 
 
-def folder_of_that_name(hub, run_dir: Path) -> None:
-    Path("me").mkdir()
+def bucket_of_another_run(hub) -> None:
+    another_run(hub)
+    hubs.upload(open_store("hf://buckets/me/run", 60.0), runs.snapshot(Path("out/other"), 10))
 
 
-RESUME = "snapshot.resume=me/run"
+def bucket_of_notes(hub) -> None:
+    hub.create_bucket("me/notes", True)
+    Bucket("hf://buckets/me/notes", 60.0).write("notes.txt", BytesIO(b"mine"))
+
+
+def write_curves(hub) -> None:
+    (folder := Path("out/theirs")).mkdir()
+    (folder / "curves.png").write_text("mine")
+
+
+LOCK = RunLock()
+NEW, OTHER = "run.name=new", "run.name=other"
+HERE, THERE, BUCKET = "hub.repo_id=me/run", "hub.repo_id=me/other", "hub.url=hf://buckets/me"
+OPEN = "hub.private=false"
+EARLY = "snapshot.resume=out/mine/snapshots/step-00000010"
+TAKEOVER = "name another store, or replace what this one holds with hub.takeover=true"
+CONTINUE = "to continue the run in the store, give another run.name"
+WHOLE = "Name a snapshot that is whole, a run's folder, or its store"
 FOLLOWED = {
-    "a latest.json that is damaged: elsewhere": (
-        damaged_latest,
-        ["run.name=new", HERE],
-        "continue from its snapshots with snapshot.resume=hf://me/run, another run.name and a new",
+    "an earlier step": (
         nothing,
-        (["run.name=third", THERE, "snapshot.resume=hf://me/run"], 30),
+        f"run.name=mine {EARLY}",
+        ("give it another run.name", nothing, f"{NEW} {EARLY}", 10),
+        ("remove its newer snapshots from out/mine/snapshots", remove_newer, "run.name=mine", 10),
     ),
-    "a latest.json that is damaged: restored": (
-        damaged_latest,
-        ["run.name=new", HERE],
-        "If a run owns it, restore that file",
-        restored_latest,
-        (["run.name=new", HERE], 30),
+    "an earlier step of a run with a repo": (
+        nothing,
+        f"run.name=mine {HERE} {EARLY}",
+        ("and run.dir, if that is set), and another hub.repo_id.", nothing, f"{NEW} {THERE}", None),
+        ("", nothing, f"{NEW} {THERE} {EARLY}", 10),
+    ),
+    "a repo of another run": (
+        another_run,
+        f"{OTHER} {HERE}",
+        (TAKEOVER, nothing, f"{OTHER} {THERE}", 10),
+        (TAKEOVER, nothing, f"{OTHER} {HERE} hub.takeover=true", 10),
+        (CONTINUE, nothing, f"run.name=third {HERE}", 30),
+    ),
+    "no whole snapshot here": (
+        damage(10, 20, 30),
+        "run.name=mine",
+        ("or move out/mine away", move_away, "run.name=mine", None),
+    ),
+    "no whole snapshot in the repo": (
+        damage_the_repo,
+        f"{NEW} {HERE}",
+        ("Start again in another store.", nothing, f"{NEW} {THERE}", None),
+    ),
+    "a named snapshot that is not whole": (
+        damage(30),
+        f"{NEW} snapshot.resume=out/mine/snapshots/step-00000030",
+        (WHOLE, nothing, f"{NEW} snapshot.resume=out/mine/snapshots/step-00000020", 20),
+        (WHOLE, nothing, f"{NEW} snapshot.resume=out/mine", 20),
+        (WHOLE, nothing, f"{NEW} snapshot.resume=me/run", 30),
+    ),
+    "a latest.json that is damaged": (
+        damage_latest,
+        f"{NEW} {HERE}",
+        (
+            "with snapshot.resume=hf://me/run, another run.name",
+            nothing,
+            f"run.name=third {THERE} snapshot.resume=hf://me/run",
+            30,
+        ),
+        ("If a run owns it, restore that file", restore_latest, f"{NEW} {HERE}", 30),
     ),
     "a repo of something else": (
-        foreign_file,
-        ["run.name=new", "hub.repo_id=me/foreign"],
-        "Name one that is new or empty",
-        nothing,
-        (["run.name=new", THERE], None),
+        make_repos,
+        f"{NEW} hub.repo_id=me/foreign",
+        ("Name one that is new or empty", nothing, f"{NEW} {THERE}", None),
     ),
-    "a public repo: allowed": (
-        public_repo,
-        ["run.name=new", "hub.repo_id=me/public"],
-        "or allow it with hub.private=false",
-        nothing,
-        (["run.name=new", "hub.repo_id=me/public", "hub.private=false"], None),
+    "a public repo": (
+        make_repos,
+        f"{NEW} hub.repo_id=me/public",
+        (
+            "or allow it with hub.private=false",
+            nothing,
+            f"{NEW} hub.repo_id=me/public {OPEN}",
+            None,
+        ),
     ),
-    "no Hub: a new run": (
-        hub_down,
-        ["run.name=new", HERE],
-        "a run that is new can begin without hub.repo_id",
-        nothing,
-        (["run.name=new"], None),
+    "no Hub": (
+        lambda hub: hub.down(),
+        f"{NEW} {HERE}",
+        ("a run that is new can begin without hub.repo_id", nothing, "run.name=third", None),
+        ("Start again when it can be reached", lambda hub: hub.up(), f"{NEW} {HERE}", 30),
     ),
-    "no Hub: later": (
-        hub_down,
-        ["run.name=new", HERE],
-        "Start again when it can be reached",
-        hub_up,
-        (["run.name=new", HERE], 30),
-    ),
-    "no snapshots: restored": (
-        snapshots_gone,
-        ["run.name=mine"],
-        "Restore that from a copy",
-        snapshots_restored,
-        (["run.name=mine"], 30),
-    ),
-    "no snapshots: anew": (
-        snapshots_gone,
-        ["run.name=mine"],
-        "or move out/mine away to start over",
-        moved_away,
-        (["run.name=mine"], None),
+    "no snapshots": (
+        lose_snapshots,
+        "run.name=mine",
+        (
+            "Restore that from a copy",
+            lambda hub: shutil.copytree("copy", RUN_DIR / "snapshots"),
+            "run.name=mine",
+            30,
+        ),
+        ("or move out/mine away", move_away, "run.name=mine", None),
     ),
     "a folder with the owner's name": (
-        folder_of_that_name,
-        ["run.name=new", "snapshot.resume=me/run"],
-        "for the repo of that name on the Hub write hf://me/run",
-        nothing,
-        (["run.name=new", "snapshot.resume=hf://me/run"], 30),
+        lambda hub: Path("me").mkdir(),
+        f"{NEW} snapshot.resume=me/run",
+        ("on the Hub write hf://me/run", nothing, f"{NEW} snapshot.resume=hf://me/run", 30),
     ),
     "another name is no folder and no repo": (
         nothing,
-        ["run.name=new", "snapshot.resume=nowhere"],
-        "(owner/name or owner/name@revision)",
-        nothing,
-        (["run.name=new", RESUME], 30),
+        f"{NEW} snapshot.resume=nowhere",
+        ("(owner/name or owner/name@revision)", nothing, f"{NEW} snapshot.resume=me/run", 30),
     ),
-    "a run with a snapshot that is not whole": (
-        lambda hub, run_dir: damage(runs.snapshot(run_dir, 30)),
-        ["run.name=new", "snapshot.resume=out/mine/snapshots/step-00000030"],
-        "Name a snapshot that is whole, a run's folder, or its store",
-        nothing,
-        (["run.name=new", "snapshot.resume=out/mine"], 20),
+    "a folder with files of somebody else": (
+        write_curves,
+        "run.name=theirs",
+        (
+            "Give the run a folder of its own, or move curves.png",
+            nothing,
+            "run.name=theirs run.dir=out/own",
+            None,
+        ),
+        ("", lambda hub: Path("out/theirs/curves.png").unlink(), "run.name=theirs", None),
+    ),
+    "a folder in use": (
+        lambda hub: LOCK.acquire(RUN_DIR),
+        "run.name=mine",
+        ("or give this run another run.name", nothing, NEW, None),
+        ("Wait for it or stop it, ", lambda hub: LOCK.release(), "run.name=mine", 30),
+    ),
+    "a folder that is not to be written": (
+        lambda hub: Path("file").write_text(""),
+        "run.dir=file/run",
+        ("Set run.dir to a folder that you may write to", nothing, "run.dir=out/third", None),
+    ),
+    "a bucket of another run": (
+        bucket_of_another_run,
+        f"run.name=mine {BUCKET}/run",
+        (TAKEOVER, nothing, f"run.name=mine {BUCKET}/other", 30),
+        (TAKEOVER, nothing, f"run.name=mine {BUCKET}/run hub.takeover=true", 30),
+        (CONTINUE, nothing, f"run.name=third {BUCKET}/run", 10),
+    ),
+    "a bucket of something else": (
+        bucket_of_notes,
+        f"{NEW} {BUCKET}/notes",
+        ("Name one that is new or empty", nothing, f"{NEW} {BUCKET}/new", None),
+    ),
+    "a public bucket": (
+        lambda hub: hub.create_bucket("me/public", private=False),
+        f"{NEW} {BUCKET}/public",
+        ("Make it private, name another, or allow", nothing, f"{NEW} {BUCKET}/another", None),
+        ("", nothing, f"{NEW} {BUCKET}/public {OPEN}", None),
     ),
 }
-"""By case: what has happened, a command that is refused, its advice, what that asks for, and the
-command that follows it with the step that it begins at."""
+"""By case: what has happened, a command that is refused, and how each advice in the sentence is
+followed: what it asks for, and the command that follows it with the step that it begins after."""
 
 
 @pytest.mark.parametrize("case", FOLLOWED)
-def test_advice_is_followed(put_in_repo, a_run, begins, refused, case):
-    happens, words, advice, then, (corrected, step) = FOLLOWED[case]
-    happens(put_in_repo, a_run)
-    assert advice in refused(*words)
-    then(put_in_repo, a_run)
-    state = begins(*corrected).state
-    assert (None if state is None else state.step) == step
+def test_advice_is_followed(in_repo, a_run, begins, refused, case):
+    happens, words, *advices = FOLLOWED[case]
+    happens(in_repo)
+    said = refused(words)
+    for advice, then, corrected, step in advices:
+        assert advice in said
+        then(in_repo)
+        assert begins(corrected) == step
 
 
-def test_a_missing_revision_is_looked_up_as_the_sentence_says(put_in_repo, refused, capsys):
-    said = refused("run.name=new", "snapshot.resume=me/run@none")
+def test_a_missing_revision_is_looked_up_as_the_sentence_says(in_repo, refused, capsys):
+    said = refused("run.name=new snapshot.resume=me/run@none")
     command = said.partition("`python -m snapshot ")[2].partition("`")[0]
     assert command == "list me/run"
     assert main(command.split()) == 0
     assert "step         30" in capsys.readouterr().out
+
+
+def test_of_another_configuration(a_run, begins, refused):
+    said = refused("run.name=mine model.n_layer=1 train.seed=7")
+    lines = [line.split(": ") for line in said.splitlines() if line.startswith("  ")]
+    words = [f"{key.strip()}={values.partition(' in the')[0]}" for key, values in lines]
+    assert words == ["model.n_layer=2", "train.seed=1337"]
+    assert "Restore these values, or give the new run another run.name" in said
+    assert begins(f"run.name=mine {' '.join(words)}") == 30
+    assert begins("run.name=new model.n_layer=1 train.seed=7") is None
+    assert "set model.pretrained=<this run or repo>" in said
+    assert open_base("model.pretrained", str(a_run), 5.0).key == f"model.pretrained={a_run}"
+
+
+ODD = {
+    "data.block_size": "8",
+    "data.documents": "masked",
+    "optim.freeze": '["*.wte.*","*.h.0.*"]',
+    "optim.name": "adamw",
+    "model.n_head": "2",
+}
+
+
+def test_each_value_of_a_snapshot_is_given_as_a_shell_takes_it(finished_run):
+    state = read_state(runs.snapshot(finished_run, 30))
+    state.config = as_plain(load_config([f"{key}={value}" for key, value in ODD.items()]))
+    now = load_config(["optim.name=muon"])
+    with pytest.raises(OtherRun) as caught:
+        refuse_other_run(state, as_plain(now), None)
+    lines = [line.strip() for line in str(caught.value).splitlines() if line.startswith("  ")]
+    given = [line.partition(" in the")[0].replace(": ", "=", 1) for line in lines]
+    assert {word.partition("=")[0] for word in given} == ODD.keys()
+    words = [word for line in given for word in shlex.split(line)]
+    refuse_other_run(state, as_plain(load_config(words)), None)
+
+
+def test_what_is_not_to_be_merged(a_run, tmp_path):
+    with pytest.raises(SnapshotError, match="is whole already: transformers loads it as it is"):
+        merge(str(a_run), tmp_path / "merged")
+    open_base("model.pretrained", str(a_run), 5.0).fetch_weights()
+
+
+@pytest.mark.slow
+def test_what_the_end_of_a_run_advises(small, tmp_path):
+    words = [*small, f"run.dir={tmp_path / 'my run'}", "train.max_steps=4", "run.tracker=null"]
+    said = runs.train(*words).stdout
+    (sample,) = re.findall(r"Generate text: +python (.+)", said)
+    script, *arguments = shlex.split(sample)
+    result = runs.run(runs.command(*arguments, script=script))
+    assert (result.returncode, len(result.stdout) > 10) == (0, True), result.stderr
+    (longer,) = re.findall(r"Continue training: the same command with (train\.max_steps=\d+)", said)
+    again = runs.train(*words)
+    assert "A larger train.max_steps extends it." in again.stdout
+    runs.train(*words, longer, code=0)
+    assert longer == "train.max_steps=8"
+    assert len(runs.losses(tmp_path / "my run")) == 8

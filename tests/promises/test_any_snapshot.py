@@ -36,8 +36,7 @@ def run_in(small, tmp_path_factory):
     def run(shape, run_dir):
         chosen = {**SHAPES, **PADDED}[shape]
         path = chosen.file(folder)
-        result = runs.launch(path, *small, "model.n_head=4", *WORDS, f"run.dir={run_dir}")
-        assert result.returncode == 0, result.stderr
+        result = runs.launch(path, *small, "model.n_head=4", *WORDS, f"run.dir={run_dir}", code=0)
         assert chosen.is_named_in(result.stdout)
         assert ("3 of them padding" in result.stdout) == (shape in PADDED)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,10 +45,20 @@ OVERWRITTEN = [
 ]
 
 
+ALONE = SimpleNamespace(
+    is_main_process=True,
+    is_local_main_process=True,
+    process_index=0,
+    device="cpu",
+    gather=lambda tensor: tensor,
+)
+"""The accelerator of one process, as far as a start asks it."""
+
+
 def locked(run_dir: Path) -> None:
     """What the start of a run does with its directory first."""
     lock = RunLock()
-    lock_run_dir(runs.ALONE, load_config([f"run.dir={run_dir}"]), lock)
+    lock_run_dir(ALONE, load_config([f"run.dir={run_dir}"]), lock)
     lock.release()
 
 
@@ -68,8 +79,7 @@ def test_a_folder_with_a_foreign_file_is_refused_as_it_is(tmp_path, name):
 
 def test_a_run_starts_in_no_foreign_folder(small, tmp_path):
     mine = put(tmp_path / "exit_code"), put(tmp_path / "config.yaml", "model: {}\n")
-    result = runs.train(*small, f"run.dir={tmp_path}")
-    assert result.returncode == 2
+    result = runs.train(*small, f"run.dir={tmp_path}", code=2)
     assert f"run.dir={tmp_path} holds config.yaml, which no run of this project" in result.stderr
     assert [path.read_text() for path in mine] == ["the user's", "model: {}\n"]
 

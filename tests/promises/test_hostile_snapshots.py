@@ -11,8 +11,12 @@ import os
 import random
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -20,51 +24,26 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import families
+from data.subwords import SubwordTokenizer
 from data.tokenizer import CharTokenizer
 from model.families import build_model
 from model.gpt import GPT, GPTConfig
-from sealed import MOST_MEMORY, at_most, is_refused, seal
+from sealed import is_refused, seal
 from small_snapshots import state_at
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import MANIFEST
 from snapshot.disk.model import model_config
 from snapshot.disk.save import begin_snapshot
-from subword_folders import trained
+from snapshot.errors import SnapshotError
+from subword_folders import foreign_folder, trained
 
-FEW, ALL = 300, 10_000
-SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+FEW, ALL = 150, 10_000
 STEP = 12
-MANY_TENSORS = json.dumps(
-    {str(i): {"dtype": "F32", "shape": [], "data_offsets": [0, 0]} for i in range(30_000)}
-).encode()
+WEIGHTS = "model.safetensors"
 JSON_FILES = ("config.json", "state.json", "tokenizer.json", "tokenizer_config.json")
 
-Rng = random.Random
 
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory) -> dict[str, Path]:
-    """A good snapshot in one file, and one in pieces."""
-    tokenizer = CharTokenizer("\n abc")
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(tokenizer.vocab_size, block_size=4, n_layer=2, n_head=2, n_embd=8))
-    places = {
-        name: good_snapshot(tmp_path_factory.mktemp(name), model, tokenizer, piece)
-        for name, piece in (("whole", 10**9), ("pieces", 2_000))
-    }
-    assert (places["pieces"] / "model.safetensors.index.json").exists()
-    return places
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    """A good snapshot of a model of transformers, with a tokenizer of subwords."""
-    torch.manual_seed(0)
-    model = build_model(model_config(dict(families.FAMILIES["llama tied"]), "llama"))
-    return good_snapshot(tmp_path_factory.mktemp("llama"), model, trained(300), 10**9)
-
-
-def good_snapshot(root: Path, model, tokenizer, piece: int) -> Path:
+def good_snapshot(root: Path, model, tokenizer, piece: int = 10**9) -> Path:
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.zeros((1, 4), dtype=torch.int64)
     model(ids, ids).backward()
@@ -72,200 +51,164 @@ def good_snapshot(root: Path, model, tokenizer, piece: int) -> Path:
         optimizer.step()
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": 5}
     state = state_at(STEP, data)
-    save = tokenizer.save
-    place = begin_snapshot(root, state, model, optimizer, save, piece_bytes=piece).write()
-    check_snapshot(place)
-    return place
+    return begin_snapshot(root, state, model, optimizer, tokenizer.save, piece_bytes=piece).write()
 
 
-def some_file(rng: Rng, folder: Path, pattern: str = "*") -> Path:
-    return rng.choice(sorted(folder.glob(pattern)))
+def tiny_gpt(rows: int, n_layer: int = 1) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(rows, block_size=4, n_layer=n_layer, n_head=2, n_embd=8))
 
 
-# What chance does to a disk: no manifest is mended.
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[str, Path]:
+    """Good snapshots: in one file, in pieces, of a transformers model, and with subwords."""
+    characters, gpt = CharTokenizer("\n abc"), tiny_gpt(5, n_layer=2)
+    llama = build_model(model_config(dict(families.FAMILIES["llama tied"]), "llama"))
+    made = {"gpt": (gpt, characters), "pieces": (gpt, characters, 2_000)}
+    made |= {"llama": (llama, trained(300)), "subwords": (tiny_gpt(300), trained(300))}
+    places = {name: good_snapshot(tmp_path_factory.mktemp(name), *made[name]) for name in made}
+    for place in places.values():
+        check_snapshot(place)
+    assert (places["pieces"] / f"{WEIGHTS}.index.json").exists()
+    return places
 
 
-def a_bit_flips(rng: Rng, folder: Path) -> None:
-    path = some_file(rng, folder)
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
+# What is written in the place of an entry of JSON, or of a safetensors header.
+
+GONE = object()
+ODD = (None, -1, 0.5, True, "1", [], {}, 2**70, float("nan"))
+SIZES = (GONE, None, -1, 0, 3, 1.0, True, "2", [], 10**6, 2**31, 2**62, 10**30)
+CODE = {"AutoModelForCausalLM": "evil--modeling.Evil"}
+NAMES = [
+    *("/etc/passwd", "..", "", "a/b.json", "x.pkl", "model.bin", "C:\\x.json", "\u0661.json"),
+    *(MANIFEST, "../{}", "./{}", "{}/", "{}\0", "{}\n", ".{}"),
+]
+TOKEN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+TOKEN |= {"content": "<more>", "special": True}
+
+Rows = dict[tuple, Any]
+"""By the way to an entry, the values that it may not have. A function is given the old value, and
+ANY is some entry of a list or an object."""
+ANY = object()
+OF_ALL: dict[str, Rows] = {
+    MANIFEST: {
+        ("format",): ODD,
+        ("files",): (*ODD, lambda old: [*old, old[0]], lambda old: [*old, 1], lambda old: old[1:]),
+        ("files", ANY, "size"): (*ODD, GONE),
+        ("files", ANY, "sha256"): ODD,
+        ("files", ANY, "more"): (1,),
+        ("files", ANY, "path"): (
+            *ODD,
+            *(lambda old, name=name: name.format(old) for name in NAMES),
+        ),
+    },
+    "config.json": {(key,): (CODE,) for key in ("auto_map", "quantization_config", "model_type")},
+    "tokenizer_config.json": {(key,): (CODE,) for key in ("auto_map", "custom_pipelines")},
+    "special_tokens_map.json": {("auto_map",): (CODE,), ("eos_token",): ("a",)},
+}
+OF_A_HEADER: Rows = {
+    (ANY, "data_offsets"): (
+        *(None, [0, 2**63], [-4, 0]),
+        *(lambda old: [old[0], old[1] + 4], lambda old: [old[0] + 4, old[1] + 4]),
+        *(lambda old: [old[0], 2**70], lambda old: [float(old[0]), old[1]]),
+        *(lambda old: old[:1], lambda old: [old[1], old[0]]),
+    ),
+    (ANY, "shape"): ([2**31, 2**31, 2**31], [-1, -1], ["1"], lambda old: [*old, 2]),
+    (ANY, "dtype"): ("F64", "F16", "I8", "BOOL", "X", None, 4, GONE),
+    (ANY,): (None, GONE),
+    ("more",): ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},),
+    ("empty",): ({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]},),
+    ("__metadata__",): ([1], {"format": "pt", "x": "y" * 1000}),
+}
+BY_BASE: dict[str, dict[str, Rows]] = {
+    "gpt": {
+        WEIGHTS: OF_A_HEADER,
+        "optimizer.safetensors": OF_A_HEADER,
+        "config.json": {
+            (key,): SIZES for key in ("vocab_size", "n_positions", "n_layer", "n_embd", "n_head")
+        },
+        "state.json": {
+            (key,): (GONE, None, -1, 1.5, True, [], 2**70)
+            for key in ("format_version", "run_id", "step", "config", "data")
+        },
+        "tokenizer.json": {
+            ("model",): (GONE, None),
+            ("model", "vocab"): (
+                *({}, ["a", "b"], lambda old: {key: old[key] for key in old if key != "a"}),
+                *(lambda old, a=a: old | {"a": a} for a in (0, 2**40, True, "2")),
+                *(lambda old, key=key: old | {key: len(old)} for key in ("z", "ab")),
+            ),
+        },
+    },
+    "pieces": {
+        f"{WEIGHTS}.index.json": {
+            ("weight_map",): (
+                None,
+                [],
+                {},
+                "x",
+                lambda old: dict(zip(old, reversed(old.values()), strict=True)),
+            ),
+            ("weight_map", ANY): (GONE, "../x.safetensors", "/etc/passwd", "none.safetensors", 1),
+        },
+    },
+    "llama": {
+        "config.json": {
+            (f"{key}",): (-1, 0, 1.5, "2", [], {}, 3, 10**6, 2**31, 2**62, 10**30)
+            for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        },
+    },
+    "subwords": {
+        "tokenizer_config.json": {
+            ("tokenizer_class",): ("EvilTokenizer", GONE),
+            ("clean_up_tokenization_spaces",): (True,),
+            ("added_tokens_decoder",): ({"300": {"content": "<more>"}},),
+            ("pad_token",): ("<nowhere>",),
+            ("bos_token",): ({"content": "<|endoftext|>"},),
+            ("eos_token",): ("<nowhere>", 0, None),
+            ("chat_template",): (1, [{"name": "a", "template": 1}]),
+        },
+        "tokenizer.json": {
+            ("added_tokens",): (
+                lambda old: [*old, {"id": 300, **TOKEN}],
+                lambda old: [*old, {"id": 2**32 - 1, **TOKEN}],
+            ),
+            ("model", "vocab", "a"): (-1,),
+            ("model", "merges"): (lambda old: [*old, ["x", "yy"]],),
+            ("model", "type"): ("Evil",),
+            ("model",): (GONE,),
+        },
+    },
+}
 
 
-def a_file_is_cut(rng: Rng, folder: Path) -> None:
-    path = some_file(rng, folder)
-    content = path.read_bytes().rstrip()
-    path.write_bytes(content[: rng.randrange(len(content))])
-
-
-def a_file_grows(rng: Rng, folder: Path) -> None:
-    with open(some_file(rng, folder), "ab") as opened:
-        opened.write(rng.randbytes(rng.randrange(1, 50)) + b"x")
-
-
-def a_file_is_gone(rng: Rng, folder: Path) -> None:
-    some_file(rng, folder).unlink()
-
-
-def a_file_is_too_much(rng: Rng, folder: Path) -> None:
-    names = ("model.bin", "optimizer.pt", "modeling.py", "x.pkl", ".hidden", "a.json", "more")
-    (folder / rng.choice(names)).write_bytes(rng.randbytes(9))
-
-
-def two_files_change_places(rng: Rng, folder: Path) -> None:
-    one, other = rng.sample(sorted(folder.iterdir()), 2)
-    first, second = one.read_bytes(), other.read_bytes()
-    one.write_bytes(second)
-    other.write_bytes(first)
-
-
-def a_file_is_a_link(rng: Rng, folder: Path) -> None:
-    path = some_file(rng, folder)
-    aside = folder.parent / f"{folder.name}-aside"
-    path.rename(aside)
-    path.symlink_to(rng.choice([aside, Path("/etc/passwd"), Path("nowhere")]))
-
-
-def a_file_is_no_file(rng: Rng, folder: Path) -> None:
-    path = some_file(rng, folder)
-    path.unlink()
-    rng.choice([path.mkdir, lambda: os.mkfifo(path)])()
-
-
-# What somebody hostile does to names, sizes and JSON.
-
-
-def a_manifest_leads_elsewhere(rng: Rng, folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    entry = rng.choice(manifest["files"])
-    name = entry["path"]
-    entry["path"] = rng.choice(
-        [
-            f"../{folder.name}/{name}",
-            "/etc/passwd",
-            f"./{name}",
-            f"{name}/",
-            "..",
-            "",
-            "a/b.json",
-            f"{name}\0",
-            "x.pkl",
-            "model.bin",
-            f"{name}\n",
-            "C:\\x.json",
-            "\u0661.json",
-            "." + name,
-            MANIFEST,
-            name.upper(),
-        ]
-    )
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def a_manifest_has_another_form(rng: Rng, folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    entry = rng.choice(manifest["files"])
-    odd = rng.choice([None, -1, 0.5, True, "1", [], {}, 2**70, float("nan")])
-    rng.choice(
-        [
-            lambda: manifest.update(format=odd),
-            lambda: manifest.update(files=odd),
-            lambda: entry.update(size=odd),
-            lambda: entry.update(sha256=odd),
-            lambda: entry.update(path=odd),
-            lambda: entry.update(more=odd),
-            lambda: entry.pop("size"),
-            lambda: manifest["files"].append(dict(entry)),
-            lambda: manifest["files"].remove(entry),
-            lambda: manifest["files"].append(odd),
-        ]
-    )()
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def json_is_a_bomb(rng: Rng, folder: Path) -> None:
-    names = [MANIFEST, *JSON_FILES]
-    deep = rng.randrange(2_000, 200_000)
-    bomb = rng.choice(
-        [
-            lambda: b"[" * deep,
-            lambda: b"[" * deep + b"]" * deep,
-            lambda: b'{"a":' * deep + b"1" + b"}" * deep,
-            lambda: b"[" + b"{}," * 500_000 + b"{}]",
-            lambda: b"[" + b'{"":0},' * 450_000 + b"0]",
-            lambda: b'"' + b"a" * (17 << 20) + b'"',
-            lambda: b"9" * 100_000,
-            lambda: rng.randbytes(1000),
-            lambda: b"\xff\xfe" + b"{}",
-            lambda: b"",
-        ]
-    )()
-    name = rng.choice(names)
-    (folder / name).write_bytes(bomb)
-    if name != MANIFEST:
+def rewrite(file: str, way: tuple, value: Any, rng: Random, folder: Path) -> None:
+    """Change one entry, and make the manifest fit."""
+    path = folder / file
+    header, body = read_parts(path) if path.suffix == ".safetensors" else (None, b"")
+    content = json.loads(path.read_text()) if header is None else header
+    entry = content
+    *before, last = [key if key is not ANY else None for key in way]
+    for key in before:
+        entry = entry[some_key(rng, entry) if key is None else key]
+    last = some_key(rng, entry) if last is None else last
+    if value is GONE:
+        del entry[last]
+    else:
+        entry[last] = value(entry[last]) if callable(value) else value
+    changed = json.dumps(content)
+    if header is None:
+        path.write_text(changed)
+    else:
+        write_parts(path, changed.encode(), body)
+    if file != MANIFEST:
         seal(folder)
 
 
-def a_json_value_is_odd(rng: Rng, folder: Path) -> None:
-    name = rng.choice(["config.json", "state.json"])
-    content = json.loads((folder / name).read_text())
-    if name == "config.json":
-        key = rng.choice(["vocab_size", "n_positions", "n_layer", "n_embd", "n_head", "model_type"])
-        odd = [None, -1, 0, 3, 1.0, True, "2", [], 10**6, 2**31, 2**62, 10**30]
-    else:
-        key = rng.choice(["format_version", "run_id", "step", "epoch", "config", "data", "seed"])
-        odd = [None, -1, 1.5, True, [], 2**70]
-    content[key] = rng.choice(odd)
-    (folder / name).write_text(json.dumps(content))
-    seal(folder)
-
-
-def a_json_key_is_gone(rng: Rng, folder: Path) -> None:
-    name, keys = rng.choice(
-        [
-            ("config.json", ["vocab_size", "n_positions", "n_layer", "n_embd", "n_head"]),
-            ("state.json", ["format_version", "run_id", "attempt_id", "step", "config", "data"]),
-            ("tokenizer.json", ["model"]),
-        ]
-    )
-    content = json.loads((folder / name).read_text())
-    del content[rng.choice(keys)]
-    (folder / name).write_text(json.dumps(content))
-    seal(folder)
-
-
-def a_config_asks_for_code(rng: Rng, folder: Path) -> None:
-    name = rng.choice(["config.json", "tokenizer_config.json", "special_tokens_map.json"])
-    content = json.loads((folder / name).read_text())
-    key = rng.choice(["auto_map", "custom_pipelines", "quantization_config", "trust_remote_code"])
-    content[key] = {"AutoModelForCausalLM": "evil--modeling.Evil"}
-    (folder / name).write_text(json.dumps(content))
-    seal(folder)
-
-
-def a_vocabulary_is_another(rng: Rng, folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text())
-    vocabulary = content["model"]["vocab"]
-    rng.choice(
-        [
-            lambda: vocabulary.update(z=len(vocabulary)),
-            lambda: vocabulary.update(a=0),
-            lambda: vocabulary.update(a=2**40),
-            lambda: vocabulary.update(a=True),
-            lambda: vocabulary.update(a="2"),
-            lambda: vocabulary.update(ab=len(vocabulary)),
-            lambda: vocabulary.pop("a"),
-            lambda: vocabulary.clear(),
-            lambda: content["model"].update(vocab=["a", "b"]),
-            lambda: content.update(model=None),
-        ]
-    )()
-    path.write_text(json.dumps(content))
-    seal(folder)
-
-
-# What somebody hostile does to safetensors files.
+def some_key(rng: Random, entries: list | dict) -> Any:
+    if isinstance(entries, list):
+        return rng.randrange(len(entries))
+    return rng.choice(sorted(entries.keys() - {"__metadata__"}))
 
 
 def read_parts(path: Path) -> tuple[dict, bytes]:
@@ -279,200 +222,172 @@ def write_parts(path: Path, header: bytes, body: bytes, length: int | None = Non
     path.write_bytes(struct.pack("<Q", length % 2**64) + header + body)
 
 
-def a_header_lies(rng: Rng, folder: Path) -> None:
+# What chance does to a disk: no manifest is mended.
+
+
+def some_file(rng: Random, folder: Path, pattern: str = "*") -> Path:
+    return rng.choice(sorted(folder.glob(pattern)))
+
+
+def a_bit_flips(rng: Random, folder: Path) -> None:
+    path = some_file(rng, folder)
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def a_file_has_another_length(rng: Random, folder: Path) -> None:
+    path = some_file(rng, folder)
+    content = path.read_bytes().rstrip()
+    cut, longer = content[: rng.randrange(len(content))], content + rng.randbytes(9) + b"x"
+    path.write_bytes(rng.choice([cut, longer]))
+
+
+def a_file_is_gone_or_too_much(rng: Random, folder: Path) -> None:
+    names = ("model.bin", "optimizer.pt", "modeling.py", "x.pkl", ".hidden", "a.json", "more")
+    more = folder / rng.choice(names)
+    rng.choice([some_file(rng, folder).unlink, lambda: more.write_bytes(rng.randbytes(9))])()
+
+
+def two_files_change_places(rng: Random, folder: Path) -> None:
+    one, other = rng.sample(sorted(folder.iterdir()), 2)
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+def a_file_is_none(rng: Random, folder: Path) -> None:
+    """A link, a folder or a pipe."""
+    path = some_file(rng, folder)
+    aside = path.rename(folder.parent / "aside")
+    to = rng.choice([aside, Path("/etc/passwd"), Path("nowhere")])
+    rng.choice([lambda: path.symlink_to(to), path.mkdir, lambda: os.mkfifo(path)])()
+
+
+# What somebody hostile does to whole files.
+
+
+def a_piece_is_gone_or_too_much(rng: Random, folder: Path) -> None:
     path = some_file(rng, folder, "*.safetensors")
-    header, body = read_parts(path)
-    names = [name for name in header if name != "__metadata__"]
-    name = rng.choice(names)
-    entry = header[name]
-    begin, end = entry["data_offsets"]
-    rng.choice(
-        [
-            lambda: entry.update(data_offsets=[begin, end + 4]),
-            lambda: entry.update(data_offsets=[begin + 4, end + 4]),
-            lambda: entry.update(data_offsets=[end, begin]),
-            lambda: entry.update(data_offsets=[-4, end]),
-            lambda: entry.update(data_offsets=[0, 2**63]),
-            lambda: entry.update(data_offsets=[begin, 2**70]),
-            lambda: entry.update(data_offsets=[float(begin), end]),
-            lambda: entry.update(data_offsets=[begin]),
-            lambda: entry.update(data_offsets=None),
-            lambda: entry.update(shape=[*entry["shape"], 2]),
-            lambda: entry.update(shape=[2**31, 2**31, 2**31]),
-            lambda: entry.update(shape=[-1, -1]),
-            lambda: entry.update(shape=["1"]),
-            lambda: entry.update(dtype=rng.choice(["F64", "F16", "I8", "BOOL", "X", None, 4])),
-            lambda: entry.pop("dtype"),
-            lambda: header.update({name: None}),
-            lambda: header.update({f"{name}.more": dict(entry)}),
-            lambda: header.update({"empty": {**entry, "shape": [0], "data_offsets": [0, 0]}}),
-            lambda: header.update({"__metadata__": {"format": "pt", "x": "y" * 1000}}),
-            lambda: header.update({"__metadata__": [1]}),
-            lambda: header.pop(name),
-            lambda: header.update({name + "x": header.pop(name)}),
-        ]
-    )()
-    write_parts(path, json.dumps(header).encode(), body)
+    more = folder / f"{path.name.split('.')[0]}x.safetensors"
+    rng.choice([path.unlink, lambda: shutil.copy(path, more)])()
     seal(folder)
 
 
-def a_header_is_none(rng: Rng, folder: Path) -> None:
+def json_is_a_bomb(rng: Random, folder: Path) -> None:
+    deep = rng.randrange(2_000, 200_000)
+    bomb = rng.choice(
+        [
+            lambda: b"[" * deep,
+            lambda: b'{"a":' * deep + b"1" + b"}" * deep,
+            lambda: b"[" + b'{"":0},' * 450_000 + b"0]",
+            lambda: b'"' + b"a" * (65 << 20) + b'"',
+            lambda: b"9" * 100_000,
+            lambda: rng.randbytes(1000),
+            lambda: b"\xff\xfe" + b"{}",
+            lambda: b"\x80\x04pickle",
+            lambda: b"",
+        ]
+    )()
+    name = rng.choice([MANIFEST, *JSON_FILES])
+    (folder / name).write_bytes(bomb)
+    if name != MANIFEST:
+        seal(folder)
+
+
+def a_header_is_none(rng: Random, folder: Path) -> None:
     path = some_file(rng, folder, "*.safetensors")
     header, body = read_parts(path)
     encoded = json.dumps(header).encode()
+    empty = {"dtype": "F32", "shape": [], "data_offsets": [0, 0]}
+    headers = [b"[]", b"{}", b"{" + b" " * (5 << 20) + b"}", b"[" * 100_000, rng.randbytes(100)]
+    files = [b"<html>not found</html>", b"version https://git-lfs.github.com/spec/v1\noid", b""]
     rng.choice(
         [
-            lambda: write_parts(path, encoded, body, rng.randrange(2**64)),
-            lambda: write_parts(path, encoded, body, len(encoded) - 1),
-            lambda: write_parts(path, encoded, body, 0),
-            lambda: write_parts(path, b"[]", body),
-            lambda: write_parts(path, b"{}", body),
-            lambda: write_parts(path, b"{" + b" " * (5 << 20) + b"}", body),
-            lambda: write_parts(path, MANY_TENSORS, b""),
-            lambda: write_parts(path, b"[" * 100_000, body),
-            lambda: write_parts(path, rng.randbytes(100), body),
-            lambda: write_parts(path, encoded, body + b"more"),
-            lambda: write_parts(path, encoded, body[:-4]),
-            lambda: path.write_bytes(b"<html>not found</html>"),
-            lambda: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0"),
-            lambda: path.write_bytes(b""),
-            lambda: path.write_bytes(rng.randbytes(rng.randrange(1, 3000))),
+            lambda: write_parts(path, rng.choice(headers), body),
+            lambda: write_parts(
+                path, json.dumps(dict.fromkeys(range(30_000), empty)).encode(), b""
+            ),
+            lambda: write_parts(path, encoded, body, rng.choice([0, len(encoded) - 1, 2**63])),
+            lambda: write_parts(path, encoded, rng.choice([body + b"more", body[:-4]])),
+            lambda: path.write_bytes(rng.choice([*files, rng.randbytes(1000)])),
         ]
     )()
     seal(folder)
 
 
-def a_header_byte_is_another(rng: Rng, folder: Path) -> None:
+def a_header_byte_is_another(rng: Random, folder: Path) -> None:
     path = some_file(rng, folder, "*.safetensors")
     content = bytearray(path.read_bytes())
     length = struct.unpack("<Q", content[:8])[0]
-    places = [at for at in range(8, 8 + length) if content[at] != ord(" ")]
-    at = rng.choice(places)
+    at = rng.choice([at for at in range(8, 8 + length) if content[at] != ord(" ")])
     content[at] = rng.choice([byte for byte in b'abcxyz019{}[]",:' if byte != content[at]])
     path.write_bytes(content)
     seal(folder)
 
 
-def an_index_lies(rng: Rng, folder: Path) -> None:
-    path = some_file(rng, folder, "*.index.json")
-    content = json.loads(path.read_text())
-    names = content["weight_map"]
-    name = rng.choice(sorted(names))
-    others = sorted(set(names.values()) - {names[name]})
-    rng.choice(
-        [
-            lambda: names.update({name: "../x.safetensors"}),
-            lambda: names.update({name: "/etc/passwd"}),
-            lambda: names.update({name: "none.safetensors"}),
-            lambda: names.update({name: rng.choice([None, 1, [], {}])}),
-            lambda: names.update({name: rng.choice(others)}),
-            lambda: names.pop(name),
-            lambda: content.update(weight_map=rng.choice([None, [], {}, "x"])),
-            lambda: path.unlink(),
-            lambda: (folder / names[name]).unlink(),
-            lambda: shutil.copy(
-                folder / names[name], folder / f"{path.name.split('.')[0]}x.safetensors"
-            ),
-        ]
-    )()
-    if path.exists():
-        path.write_text(json.dumps(content))
-    seal(folder)
-
-
-MUTATIONS: list[Callable[[Rng, Path], None]] = [
-    a_bit_flips,
-    a_file_is_cut,
-    a_file_grows,
-    a_file_is_gone,
-    a_file_is_too_much,
-    two_files_change_places,
-    a_file_is_a_link,
-    a_file_is_no_file,
-    a_manifest_leads_elsewhere,
-    a_manifest_has_another_form,
-    json_is_a_bomb,
-    a_json_value_is_odd,
-    a_json_key_is_gone,
-    a_config_asks_for_code,
-    a_vocabulary_is_another,
-    a_header_lies,
-    a_header_is_none,
-    a_header_byte_is_another,
-    an_index_lies,
+CHANCE: list[Callable[[Random, Path], None]] = [
+    *(a_bit_flips, a_file_has_another_length, a_file_is_gone_or_too_much, two_files_change_places),
+    *(a_file_is_none, a_piece_is_gone_or_too_much, json_is_a_bomb),
+    *(a_header_is_none, a_header_byte_is_another),
 ]
 
 
-def test_memory_that_is_taken_and_given_back_is_noticed():
-    taken = json.dumps([0] * 10_000_000)
-    with pytest.raises(AssertionError), at_most(MOST_MEMORY // 4):
-        json.loads(taken)
-    with at_most(MOST_MEMORY // 4):
-        json.loads(taken[: len(taken) // 100].rpartition(",")[0] + "]")
+def listed() -> Iterator[tuple[str, Callable[[Random, Path], None]]]:
+    """Each value of the tables above, with the snapshot that gets it."""
+    tables = [*BY_BASE.items(), *((base, OF_ALL) for base in ("pieces", "subwords"))]
+    for base, files in tables:
+        for file, rows in files.items():
+            for way, values in rows.items():
+                for value in values:
+                    yield base, partial(rewrite, file, way, value)
+
+
+def numbered(number: int) -> tuple[str, Callable[[Random, Path], None]]:
+    """A case of the tables while there are some, then one by chance."""
+    if number < len(LISTED):
+        return LISTED[number]
+    return Random(-number).choice(sorted(BY_BASE)), CHANCE[number % len(CHANCE)]
+
+
+LISTED = list(listed())
 
 
 @pytest.mark.parametrize(
     "numbers",
     [
-        range(FEW),
-        pytest.param(range(FEW, ALL), marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        range(len(LISTED) + FEW),
+        pytest.param(
+            range(len(LISTED) + FEW, ALL), marks=[pytest.mark.slow, pytest.mark.timeout(1800)]
+        ),
     ],
     ids=["few", "all"],
 )
 def test_every_damaged_or_malicious_snapshot_is_refused(bases, tmp_path, numbers):
     sentences, unchanged = set(), 0
     for number in numbers:
-        rng = random.Random(number)
-        mutate = MUTATIONS[number % len(MUTATIONS)]
-        base = "pieces" if mutate is an_index_lies else rng.choice(sorted(bases))
-        folder = tmp_path / bases[base].name
-        shutil.copytree(bases[base], folder)
-        mutate(rng, folder)
+        base, mutate = numbered(number)
+        folder = shutil.copytree(bases[base], tmp_path / bases[base].name)
+        mutate(Random(number), folder)
         if is_unchanged(folder, bases[base]):
             unchanged += 1
         else:
             sentence = is_refused(folder)
             sentences.add(sentence.replace(str(folder), "..."))
-            assert 20 < len(sentence) < 1000, (number, sentence)
-        remove(folder)
-    assert unchanged < len(numbers) / 100
+            assert 20 < len(sentence) < 1000, (number, mutate, sentence)
+        shutil.rmtree(folder)
+        (tmp_path / "aside").unlink(missing_ok=True)
+    assert unchanged < len(numbers) / 50
     refused = len(numbers) - unchanged
     print(f"{refused} snapshots refused in {len(sentences)} different sentences")
 
 
-def a_size_is_odd(rng: Rng, folder: Path) -> None:
-    path = folder / "config.json"
-    content = json.loads(path.read_text())
-    keys = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-    key = rng.choice([*keys, "num_key_value_heads", "head_dim", "vocab_size", "model_type"])
-    content[key] = rng.choice([-1, 0, 1.5, "2", [], {}, 3, 10**6, 2**31, 2**62, 10**30])
-    path.write_text(json.dumps(content))
-    seal(folder)
-
-
-GPT2_ALONE = (a_json_value_is_odd, a_json_key_is_gone, a_vocabulary_is_another, an_index_lies)
-OF_ANY_MODEL = [one for one in MUTATIONS if one not in GPT2_ALONE] + [a_size_is_odd]
-
-
-@pytest.mark.parametrize(
-    "numbers", [range(80), pytest.param(range(80, 3_000), marks=SLOW)], ids=["few", "all"]
-)
-def test_every_damaged_snapshot_of_another_model_is_refused(llama, tmp_path, numbers):
-    for number in numbers:
-        rng = random.Random(number)
-        folder = tmp_path / llama.name
-        shutil.copytree(llama, folder)
-        OF_ANY_MODEL[number % len(OF_ANY_MODEL)](rng, folder)
-        if not is_unchanged(folder, llama):
-            assert 20 < len(is_refused(folder)) < 1000, number
-        remove(folder)
-
-
 def is_unchanged(folder: Path, base: Path) -> bool:
     """Whether the change came out as nothing: a 3 in the place of a 3."""
-    if {path.name for path in folder.iterdir()} != {path.name for path in base.iterdir()}:
-        return False
-    return all(is_same(path, base / path.name) for path in folder.iterdir())
+    names = {path.name for path in folder.iterdir()}
+    return names == {path.name for path in base.iterdir()} and all(
+        is_same(folder / name, base / name) for name in names
+    )
 
 
 def is_same(path: Path, other: Path) -> bool:
@@ -481,15 +396,9 @@ def is_same(path: Path, other: Path) -> bool:
     content, before = path.read_bytes(), other.read_bytes()
     if content == before or path.suffix != ".json" or len(content) > 2 * len(before):
         return content == before
-    try:
+    with suppress(ValueError, RecursionError):
         return repr(json.loads(content)) == repr(json.loads(before))
-    except (ValueError, RecursionError):
-        return False
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder)
-    (folder.parent / f"{folder.name}-aside").unlink(missing_ok=True)
+    return False
 
 
 VALUES = st.recursive(
@@ -497,27 +406,53 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
 )
+anything = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@anything
 @given(name=st.sampled_from([MANIFEST, *JSON_FILES, "special_tokens_map.json"]), content=VALUES)
 def test_any_json_in_the_place_of_a_file_is_refused(bases, tmp_path_factory, name, content):
     assume(not (name.startswith(("tokenizer_config", "special")) and content == {}))
-    folder = tmp_path_factory.mktemp("any") / bases["whole"].name
-    shutil.copytree(bases["whole"], folder)
+    folder = shutil.copytree(bases["gpt"], tmp_path_factory.mktemp("any") / bases["gpt"].name)
     (folder / name).write_text(json.dumps(content))
     if name != MANIFEST:
         seal(folder)
     assert is_refused(folder)
-    remove(folder)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@anything
 @given(header=st.binary(max_size=300), body=st.binary(max_size=50))
 def test_any_bytes_in_the_place_of_weights_are_refused(bases, tmp_path_factory, header, body):
-    folder = tmp_path_factory.mktemp("bytes") / bases["whole"].name
-    shutil.copytree(bases["whole"], folder)
-    write_parts(folder / "model.safetensors", header, body)
+    folder = shutil.copytree(bases["gpt"], tmp_path_factory.mktemp("bytes") / bases["gpt"].name)
+    write_parts(folder / WEIGHTS, header, body)
     seal(folder)
     assert is_refused(folder)
-    remove(folder)
+
+
+def test_any_byte_of_a_tokenizer_may_change(bases, tmp_path):
+    """Then it is another tokenizer, or refused in a sentence; the library's panics are no crash."""
+    folder = shutil.copytree(bases["llama"], tmp_path / bases["llama"].name)
+    path = folder / "tokenizer.json"
+    content = path.read_bytes()
+    for seed in range(40):
+        chosen, altered = random.Random(seed), bytearray(content)
+        for _ in range(3):
+            altered[chosen.randrange(len(altered))] = chosen.choice(b'abc019{}[]",:\\-')
+        path.write_bytes(altered)
+        seal(folder)
+        with suppress(SnapshotError):
+            check_snapshot(folder)
+
+
+def test_the_embedding_has_a_row_for_each_token(tmp_path):
+    check_snapshot(good_snapshot(tmp_path / "more", tiny_gpt(320), trained()))
+    fewer = good_snapshot(tmp_path / "fewer", tiny_gpt(299), trained())
+    assert "the tokenizer has 300 tokens, not 299" in is_refused(fewer)
+
+
+def test_a_chat_template_stays_in_the_settings(tmp_path):
+    foreign = SubwordTokenizer.from_folder(foreign_folder(tmp_path / "theirs"))
+    folder = good_snapshot(tmp_path / "root", tiny_gpt(258), foreign)
+    check_snapshot(folder)
+    assert "chat_template" in json.loads((folder / "tokenizer_config.json").read_text())
+    assert not (folder / "chat_template.jinja").exists()

@@ -33,8 +33,7 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
     for number in range(KILLS):
         moment = MOMENTS[number % len(MOMENTS)]
         hits[moment.__name__] += kill_at(words, moment(killed, chosen), tmp_path / "said")
-    last = runs.run(words)
-    assert last.returncode == 0, last.stderr
+    runs.run(words, code=0)
     print("killed:", hits)
     assert sum(hits.values()) == KILLS
     runs.assert_same_bits(runs.snapshot(undisturbed, STEPS), runs.snapshot(killed, STEPS))
@@ -65,14 +64,12 @@ def test_killed_under_a_launcher_the_bits_are_the_same(small, tmp_path, config, 
         arguments = (*runs.WITH_BF16, *overrides, f"run.dir={run_dir}")
         return runs.launch_command(config, *arguments, options=options, script=runs.ON_CPU)
 
-    whole = runs.run(words(undisturbed))
-    assert whole.returncode == 0, whole.stderr
+    whole = runs.run(words(undisturbed), code=0)
     assert f"{processes} process" in whole.stdout
     assert ("bf16" in whole.stdout) == (config == "cpu.yaml")
     moment = after_a_rename(killed, random.Random(1))
     assert kill_at(words(killed), moment, tmp_path / "said", forked=False)
-    rest = runs.run(words(killed))
-    assert rest.returncode == 0, rest.stderr
+    rest = runs.run(words(killed), code=0)
     assert "step-00000010, the newest of this run" in rest.stdout
     runs.assert_same_bits(runs.snapshot(undisturbed, 30), runs.snapshot(killed, 30))
     assert runs.losses(killed) == runs.losses(undisturbed)
@@ -92,14 +89,12 @@ def test_an_interval_of_the_clock_changes_no_bit(small, tmp_path):
         *("train.eval_every=75", "train.sample_every=0", "train.log_every=5"),
     ]
     fixed, chosen = tmp_path / "fixed", tmp_path / "chosen"
-    whole = runs.launch("ddp_cpu.yaml", *overrides, "snapshot.every=1000", f"run.dir={fixed}")
-    assert whole.returncode == 0, whole.stderr
+    runs.launch("ddp_cpu.yaml", *overrides, "snapshot.every=1000", f"run.dir={fixed}", code=0)
     by_the_clock = [*overrides, "snapshot.every_minutes=0.01", f"run.dir={chosen}"]
     words = runs.launch_command("ddp_cpu.yaml", *by_the_clock)
     moment = after_a_rename(chosen, random.Random(1))
     assert kill_at(words, moment, tmp_path / "said", forked=False)
-    rest = runs.run(words)
-    assert rest.returncode == 0, rest.stderr
+    rest = runs.run(words, code=0)
     assert "2 processes" in rest.stdout
     assert len(saved_steps(chosen)) > len(saved_steps(fixed)) == 1
     runs.assert_same_bits(runs.snapshot(fixed, steps), runs.snapshot(chosen, steps))

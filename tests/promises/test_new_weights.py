@@ -8,7 +8,6 @@ import pytest
 
 import runs
 
-FIRST_WEIGHTS = runs.ROOT / "tests" / "support" / "first_weights.py"
 SIZES = ("model.n_layer=1", "model.n_embd=288")
 """Its larger matrices are two blocks of random numbers."""
 
@@ -22,10 +21,8 @@ def first_weights(result) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def alone(small, tmp_path_factory):
-    words = (*small, *SIZES, f"run.dir={tmp_path_factory.mktemp('alone') / 'run'}")
-    return first_weights(
-        runs.run(runs.command(*words, script=str(FIRST_WEIGHTS.relative_to(runs.ROOT))))
-    )
+    words = ("weights", *small, *SIZES, f"run.dir={tmp_path_factory.mktemp('alone') / 'run'}")
+    return first_weights(runs.run(runs.command(*words, script=str(runs.ALTERED))))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,7 @@ def alone(small, tmp_path_factory):
 )
 def test_new_weights_are_those_of_one_process(alone, small, tmp_path, config, processes, changes):
     config = runs.rehearsal(config, tmp_path, processes, **changes)
-    words = (*small, *SIZES, f"run.dir={tmp_path / 'run'}")
-    result = runs.run(runs.launch_command(config, *words, script=FIRST_WEIGHTS))
+    words = ("weights", *small, *SIZES, f"run.dir={tmp_path / 'run'}")
+    result = runs.run(runs.launch_command(config, *words, script=runs.ALTERED))
     assert f"{processes} processes," in result.stdout
     assert first_weights(result) == alone

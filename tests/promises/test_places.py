@@ -61,13 +61,11 @@ def test_no_uploaded_file_names_a_folder(finished_run, text_file, small, tmp_pat
     here, there = tmp_path / SECRET, tmp_path / "another place"
     base = made_at(here, text_file, finished_run)
     first = words_at(here, small, base, "train.max_steps=20", *more)
-    result = runs.train(*first, **hub.environment())
-    assert result.returncode == 0, result.stderr
+    runs.train(*first, **hub.environment(), code=0)
     shutil.rmtree(here)
     base = made_at(there, text_file, finished_run)
     again = words_at(there, small, base, "train.max_steps=30", *more)
-    result = runs.train(*again, **hub.environment())
-    assert result.returncode == 0, result.stderr
+    result = runs.train(*again, **hub.environment(), code=0)
     assert f"fetched from {hubs.REPO}@" in result.stdout
     changes = [line for line in result.stdout.splitlines() if line.startswith("changed ")]
     assert changes == ["changed   train.max_steps: 20 -> 30"]
@@ -115,20 +113,38 @@ def test_two_snapshots_of_one_name_are_told_apart():
     assert public_resume("auto") == "auto"
 
 
-def test_events_name_no_folder_with_a_space(tmp_path):
+EVENTS = [
+    ("hub.url", "file://PLACE/my run has no room left: 'PLACE/my run/.part'", "my run has no "),
+    ("snapshot.resume", "file://PLACE/my run cannot be reached", "my run cannot be reached"),
+    ("data.source", "PLACE/my run is gone; see docs/hub.md", "my run is gone; see hub.md"),
+    ("run.dir", "PLACE/my run/a.jsonl cannot be written, nor PLACE/x", "a.jsonl cannot be written"),
+    ("HF_HOME", "Permission denied: 'PLACE/my run/models--me'", "denied: 'models--me'"),
+    ("HF_XET_CACHE", "no room in PLACE/my run/x", "no room in x"),
+    ("HF_TOKEN_PATH", "PLACE/my run cannot be read", "my run cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "shown"), EVENTS)
+def test_events_name_no_folder(tmp_path, monkeypatch, key, text, shown):
+    """Of the user's, of a store or of the Hub's client."""
     place = tmp_path / SECRET
-    events = Events(
-        MetricsFile(tmp_path / "metrics.jsonl", 0),
-        "0" * 32,
-        [str(place / "a run"), "rel one/my.txt"],
+    words = [f"run.dir={tmp_path / 'run'}"]
+    if key.startswith("HF_"):
+        monkeypatch.setattr(constants, key, str(place / "my run"))
+    else:
+        address = "file://" if key != "run.dir" else ""
+        words.append(f'{key}="{address}{place}/my run"')
+    assert shown in event_of(load_config(words), text.replace("PLACE", str(place)), tmp_path)
+    assert not any(word in (tmp_path / "metrics.jsonl").read_text() for word in SECRET.split())
+
+
+def event_of(config, text: str, folder: Path) -> str:
+    """A warning as metrics.jsonl has it."""
+    Events(MetricsFile(folder / "metrics.jsonl", 0), "0" * 32, _places(config)).add(
+        "warning", 1, text
     )
-    events.add("warning", 1, f"{place}/a run/metrics.jsonl cannot be written, nor {place}/other x")
-    events.add("warning", 1, "rel one/my.txt is gone; see docs/hub.md")
-    texts = [event["text"] for event in read_events(tmp_path / "metrics.jsonl")]
-    assert texts == [
-        "metrics.jsonl cannot be written, nor other x",
-        "my.txt is gone; see hub.md",
-    ]
+    (event,) = read_events(folder / "metrics.jsonl")
+    return event["text"]
 
 
 def test_a_user_without_a_home_has_events(tmp_path, monkeypatch):
@@ -141,41 +157,8 @@ def test_a_user_without_a_home_has_events(tmp_path, monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", unknown)
     monkeypatch.setattr(constants, "HF_HOME", "~/.cache/huggingface")
     config = load_config([f"run.dir={tmp_path}"])
-    events = Events(MetricsFile(tmp_path / "metrics.jsonl", 0), "0" * 32, _places(config))
-    events.add("warning", 1, "~/.cache/huggingface/token cannot be read")
-    assert [event["text"] for event in read_events(tmp_path / "metrics.jsonl")] == [
-        "token cannot be read"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "shown"),
-    [
-        ("hub.url", "file://PLACE/my run has no room left: 'PLACE/my run/.part'", "my run has no "),
-        ("snapshot.resume", "file://PLACE/my run cannot be reached", "my run cannot be reached"),
-        ("data.source", "PLACE/my run is gone", "my run is gone"),
-        ("HF_HOME", "Permission denied: 'PLACE/my run/models--me'", "denied: 'models--me'"),
-        ("HF_HUB_CACHE", "Permission denied: 'PLACE/my run/models--me'", "denied: 'models--me'"),
-        ("HF_XET_CACHE", "no room in PLACE/my run/x", "no room in x"),
-        ("HF_TOKEN_PATH", "PLACE/my run cannot be read", "my run cannot be read"),
-    ],
-)
-def test_events_name_no_folder_of_a_store_or_of_the_hub_client(
-    tmp_path, monkeypatch, key, text, shown
-):
-    place = tmp_path / SECRET
-    words = [f"run.dir={tmp_path / 'run'}"]
-    if key.startswith("HF_"):
-        monkeypatch.setattr(constants, key, str(place / "my run"))
-    else:
-        words.append(f'{key}="file://{place}/my run"')
-    events = Events(
-        MetricsFile(tmp_path / "metrics.jsonl", 0), "0" * 32, _places(load_config(words))
-    )
-    events.add("warning", 1, text.replace("PLACE", str(place)))
-    (event,) = read_events(tmp_path / "metrics.jsonl")
-    assert shown in event["text"]
-    assert not any(word in event["text"] for word in SECRET.split())
+    said = event_of(config, "~/.cache/huggingface/token cannot be read", tmp_path)
+    assert said == "token cannot be read"
 
 
 NAMELESS = """
@@ -195,7 +178,6 @@ def test_a_user_without_a_name_and_a_home_trains(small, tmp_path, backend):
     file = runs.rehearsal("cpu.yaml", tmp_path, 1, dynamo_backend=backend)
     words = runs.launch_command(file, *small, "train.max_steps=1", f"run.dir={tmp_path / 'run'}")
     unset = ("env", *(f"--unset={name}" for name in ("HOME", "USER", "LOGNAME", "LNAME")))
-    result = runs.run([*unset, *words], forked=False, PYTHONPATH=str(tmp_path))
-    assert result.returncode == 0, result.stderr
+    result = runs.run([*unset, *words], forked=False, PYTHONPATH=str(tmp_path), code=0)
     assert "Traceback" not in result.stderr
     assert (tmp_path / "run/snapshots/step-00000001/manifest.json").is_file()

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import runs
-from kills import kill_at
 from snapshot.disk.folder import atomic_snapshot, snapshot_folders, verify
 
 STEPS = 30
@@ -151,21 +150,6 @@ def test_a_resumed_fsdp_run_ends_with_the_same_bits(trained, start, tmp_path, pr
     assert runs.losses(run_dir) == runs.losses(through)
 
 
-@pytest.mark.slow
-def test_a_run_in_fp8_that_is_killed_ends_with_the_same_bits(trained, start, small, tmp_path):
-    through, run_dir = trained("one", "fp8"), tmp_path / "run"
-    words = [*runs.WITH_BF16, *small, "train.eval_every=10", f"run.dir={run_dir}"]
-    words = [sys.executable, str(runs.ON_CPU), *words]
-    moment = lambda: runs.newest_step(run_dir) >= 12  # noqa: E731
-    assert kill_at(words, moment, tmp_path / "said", ACCELERATE_MIXED_PRECISION="fp8")
-    assert runs.newest_step(run_dir) < STEPS
-    result = start("one", "fp8", run_dir)
-    assert result.returncode == 0, result.stderr
-    assert "step-00000010, the newest of this run" in result.stdout
-    runs.assert_same_bits(runs.snapshot(through, STEPS), runs.snapshot(run_dir, STEPS))
-    assert runs.losses(run_dir) == runs.losses(through)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -295,8 +279,7 @@ def test_a_sample_does_not_use_up_what_may_be_compiled(small, tmp_path):
     entries = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
     config = runs.rehearsal("fsdp.yaml", tmp_path, 2, **entries)
     words = ["model.n_layer=10", "model.n_embd=16", "train.max_steps=4", "train.sample_every=2"]
-    result = runs.launch(config, *small, *words, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stderr
+    result = runs.launch(config, *small, *words, f"run.dir={tmp_path / 'run'}", code=0)
     assert "compiled by block with aot_eager" in result.stdout
     assert result.stdout.count("----- sample at step") == 2
     assert "recompile" not in result.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from functools import partial
-
 import pytest
 import torch
 
@@ -19,7 +16,6 @@ pytest.importorskip("bitsandbytes")
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 """Rows of whole blocks."""
 NF4 = ("model.lora_rank=4", "model.frozen_dtype=nf4", "optim.learning_rate=0.01")
-SHAPES = {"DDP": "ddp_cpu.yaml", "FSDP": "fsdp_cpu.yaml"}
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +36,7 @@ def words(small, base):
 def trained(words, tmp_path_factory):
     """A run on one process."""
     run_dir = tmp_path_factory.mktemp("qlora") / "run"
-    result = runs.train(*words, "model.dropout=0.0", f"run.dir={run_dir}")
-    assert result.returncode == 0, result.stderr
+    result = runs.train(*words, "model.dropout=0.0", f"run.dir={run_dir}", code=0)
     assert "by model.lora_rank=4, kept in nf4" in result.stdout
     return run_dir
 
@@ -50,25 +45,11 @@ def adapted(folder) -> LanguageModel:
     return find_model(str(folder)).load().eval()
 
 
-@pytest.mark.slow
-def test_resumed_the_bits_are_those_of_an_uninterrupted_run(words, trained):
-    """A resume without the key keeps the four bits."""
-    cut = trained.parent / "cut"
-    shutil.copytree(trained, cut)
-    shutil.rmtree(runs.snapshot(cut, 10))
-    again = [word for word in words if "frozen_dtype" not in word]
-    result = runs.train(*again, f"run.dir={cut}")
-    assert result.returncode == 0, result.stderr
-    assert "kept in nf4" in result.stdout
-    runs.assert_same_bits(runs.snapshot(trained, 10), runs.snapshot(cut, 10))
-
-
 @pytest.mark.thorough
 def test_a_merged_model_has_the_weights_of_the_base_itself(trained, base, tmp_path):
     """Not what they were quantized to, and neither have evaluate.py and sample.py."""
     whole = tmp_path / "whole"
-    result = runs.run([*runs.MODULE, "merge", str(trained), str(whole)])
-    assert result.returncode == 0, result.stderr
+    runs.run([*runs.MODULE, "merge", str(trained), str(whole)], code=0)
     merged, before = runs.tensors(whole), runs.tensors(base)
     adapters = runs.tensors(runs.snapshot(trained, 10))
     name = "model.layers.0.mlp.up_proj"
@@ -81,37 +62,10 @@ def test_a_merged_model_has_the_weights_of_the_base_itself(trained, base, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_two_processes_have_the_losses_of_one(words, trained, tmp_path, shape, precision):
-    """Their shards are quantized to the numbers of the whole. And one resumes from two."""
-    launch = partial(runs.launch, script=runs.ON_CPU)
-    alone = trained
-    if precision != "no":
-        alone = tmp_path / "alone"
-        file = runs.rehearsal("cpu.yaml", tmp_path, 1, mixed_precision=precision)
-        result = launch(file, *runs.WITH_BF16, *words, f"run.dir={alone}")
-        assert result.returncode == 0, result.stderr
-    both = tmp_path / "both"
-    file = runs.rehearsal(SHAPES[shape], tmp_path, 2, mixed_precision=precision)
-    result = launch(file, *runs.WITH_BF16, *words, f"run.dir={both}")
-    assert result.returncode == 0, result.stderr
-    expected, found = (torch.tensor(runs.losses(one)) for one in (alone, both))
-    close = 1e-5 if precision == "no" else 2e-3
-    assert (expected - found).abs().max() < close
-    shutil.rmtree(runs.snapshot(both, 10))
-    file = runs.rehearsal("cpu.yaml", tmp_path, 1, mixed_precision=precision)
-    result = launch(file, *runs.WITH_BF16, *words, f"run.dir={both}")
-    assert result.returncode == 0, result.stderr
-    assert (torch.tensor(runs.losses(both)) - expected).abs().max() < close
-
-
-@pytest.mark.slow
 def test_compiled_blocks_compute_the_same(words, trained, tmp_path):
     more = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
     file = runs.rehearsal("cpu.yaml", tmp_path, 1, **more)
-    result = runs.launch(file, *words, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stderr
+    result = runs.launch(file, *words, f"run.dir={tmp_path / 'run'}", code=0)
     assert "compiled by block with aot_eager" in result.stdout
     expected, found = (torch.tensor(runs.losses(one)) for one in (trained, tmp_path / "run"))
     assert (expected - found).abs().max() < 1e-5

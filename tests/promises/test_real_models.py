@@ -9,18 +9,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
+import families
 import hubs
 import real_models
 import runs
 import sample
 from data.subwords import tokenizer_of
-from model.families import build_model
 from snapshot.disk.folder import read_json
-from snapshot.disk.load import restore_weights
-from snapshot.disk.model import model_config
-from snapshot.named_model import find_model
 
 QUICK = ("gpt2",)
 SAMPLED = ("temperature", "top_k", "top_p", "do_sample", "repetition_penalty")
@@ -46,32 +43,10 @@ def each(thorough):
     ]
 
 
-def ours(folder):
-    """The model of a folder, as this project loads it."""
-    model = build_model(model_config(*_content(folder))).eval()
-    restore_weights(folder, model)
-    return model
-
-
-def _content(folder):
-    return read_json(folder / "config.json"), str(folder)
-
-
-def theirs(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
 def ends_of(model) -> set[int]:
     """The tokens at which transformers stops a model."""
     ends = model.generation_config.eos_token_id
     return set(ends) if isinstance(ends, list) else {ends}
-
-
-def assert_equal_logits(folder) -> None:
-    model = ours(folder)
-    ids = torch.randint(model.config.vocab_size, (2, 20))
-    with torch.no_grad():
-        assert (model(ids) - theirs(folder)(ids).logits).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", real_models.NAMES)
@@ -82,7 +57,7 @@ def test_its_files_mean_what_transformers_reads_in_them(folder_of, name):
     assert tokenizer.end_of_text == reference.eos_token_id
     text = "the run"
     assert [*tokenizer.before_text, *tokenizer.encode(text)] == reference(text).input_ids
-    assert_equal_logits(folder)
+    families.assert_computed_by_transformers(folder)
 
 
 @pytest.mark.parametrize("name", each(pytest.mark.slow))
@@ -94,13 +69,12 @@ def test_its_snapshot_is_a_model_of_transformers(folder_of, name, small, tmp_pat
     folder, run_dir = folder_of(name), tmp_path / "run"
     words = [word for word in small if not word.startswith(("model.n_", "optim."))]
     words += [f"model.pretrained={folder}", "train.max_steps=2", "train.sample_every=2"]
-    result = runs.train(*words, f"run.dir={run_dir}")
-    assert result.returncode == 0, result.stderr
+    result = runs.train(*words, f"run.dir={run_dir}", code=0)
     assert "optimizer adamw, learning rate 0.0003, by its size" in result.stdout
     assert [one["step"] for one in runs.metrics(run_dir, "sample")] == [2]
     saved = runs.snapshot(run_dir, 2)
-    assert_equal_logits(saved)
-    before, after = theirs(folder), theirs(saved)
+    families.assert_computed_by_transformers(saved)
+    before, after = families.theirs(folder), families.theirs(saved)
     assert ends_of(after) == ends_of(before)
     for key in SAMPLED:
         assert getattr(after.generation_config, key) == getattr(before.generation_config, key)
@@ -109,9 +83,8 @@ def test_its_snapshot_is_a_model_of_transformers(folder_of, name, small, tmp_pat
         AutoTokenizer.from_pretrained(saved)(text).input_ids
         == AutoTokenizer.from_pretrained(folder)(text).input_ids
     )
-    resumed = runs.train(*words, "train.max_steps=3", f"run.dir={run_dir}")
-    assert resumed.returncode == 0, resumed.stderr
-    assert ends_of(theirs(runs.snapshot(run_dir, 3))) == ends_of(before)
+    runs.train(*words, "train.max_steps=3", f"run.dir={run_dir}", code=0)
+    assert ends_of(families.theirs(runs.snapshot(run_dir, 3))) == ends_of(before)
 
 
 def test_generating_begins_and_ends_where_transformers_does(folder_of, monkeypatch, capsys):
@@ -137,10 +110,7 @@ def test_generating_begins_and_ends_where_transformers_does(folder_of, monkeypat
 def test_another_output_layer_in_the_file_is_not_tied(tmp_path, name):
     """transformers compares the values; config.json ties them all the same."""
     folder = real_models.give_output(real_models.make(name, tmp_path / "base"))
-    found = find_model(str(folder)).load().eval()
-    ids = torch.randint(found.config.vocab_size, (2, 20))
-    with torch.no_grad():
-        assert (found(ids) - theirs(folder)(ids).logits).abs().max() < 1e-5
+    families.assert_computed_by_transformers(folder)
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -154,7 +124,7 @@ def test_a_run_trains_another_output_layer_as_its_own(small, tmp_path, processes
     assert "its output layer differs from the embedding" in result.stdout
     saved = runs.snapshot(tmp_path / "run", 2)
     assert read_json(saved / "config.json")["tie_word_embeddings"] is False
-    assert_equal_logits(saved)
+    families.assert_computed_by_transformers(saved)
     with safe_open(saved / "model.safetensors", "pt") as file:
         head = file.get_tensor("lm_head.weight")
         assert not torch.equal(head, file.get_tensor("transformer.wte.weight"))
@@ -167,7 +137,7 @@ def test_a_file_with_the_tied_tensor_as_the_output_loads(tmp_path):
         old = next(key for key in tensors if key.endswith(real_models.EMBEDDINGS))
         tensors["lm_head.weight"] = tensors.pop(old)
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        assert_equal_logits(folder)
+        families.assert_computed_by_transformers(folder)
 
 
 @pytest.mark.slow
@@ -180,14 +150,13 @@ def test_its_repo_tells_other_programs_where_it_stops(folder_of, small, tmp_path
     words += ["train.eval_every=1", "snapshot.every=1"]
     for number, steps in enumerate((2, 3)):
         more = [f"run.dir={tmp_path / str(number) / 'run'}", f"train.max_steps={steps}"]
-        result = runs.train(*words, *more, **there)
-        assert result.returncode == 0, result.stderr
+        runs.train(*words, *more, **there, code=0)
     files = set(hub.repo(hubs.REPO).files("main"))
     assert "generation_config.json" in files
     step_3 = [path for path in files if path.startswith("snapshots/step-00000003-")]
     assert any(path.endswith("/generation_config.json") for path in step_3)
     newest = runs.snapshot(tmp_path / "1" / "run", 3)
-    assert ends_of(theirs(newest)) == ends_of(theirs(folder))
+    assert ends_of(families.theirs(newest)) == ends_of(families.theirs(folder))
 
 
 def _two(folder):

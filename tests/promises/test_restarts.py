@@ -52,8 +52,7 @@ def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
     options = (f"--num_processes={processes}", "--max_restarts=20")
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     words = runs.launch_command(config, *overrides, f"run.dir={undisturbed}", options=options)
-    whole = runs.run(words)
-    assert whole.returncode == 0, whole.stderr
+    whole = runs.run(words, code=0)
     assert f"{processes} processes" in whole.stdout
     chosen = random.Random(2026)
     words = runs.launch_command(config, *overrides, f"run.dir={killed}", options=options)

@@ -97,8 +97,7 @@ def test_damage_is_found_and_named(copied_run, name):
 
 def test_a_damaged_newest_is_passed_over_and_made_again(copied_run, finished_run, small):
     flip_a_byte(runs.snapshot(copied_run, 30) / "model.safetensors")
-    result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}")
-    assert result.returncode == 0, result.stderr
+    result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}", code=0)
     assert "warning:" in result.stdout
     assert "model.safetensors has changed; skipped" in result.stdout
     assert "step-00000020, the newest of this run" in result.stdout
@@ -109,8 +108,7 @@ def test_a_damaged_newest_is_passed_over_and_made_again(copied_run, finished_run
 def test_without_a_whole_snapshot_a_run_does_not_start_over(copied_run, small):
     for folder in snapshot_folders(copied_run / "snapshots"):
         flip_a_byte(folder / "optimizer.safetensors")
-    result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}")
-    assert result.returncode == 2
+    result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}", code=2)
     assert "none of the 3 snapshots" in result.stderr
     assert f"move {copied_run} away to start over" in result.stderr
 
@@ -165,8 +163,7 @@ def breaks_and_is_mended(small, run_dir: Path, break_it, mend_it) -> None:
 
 def test_a_last_snapshot_that_cannot_be_written_is_a_failure(small, small_disk):
     (small_disk.folder / "ballast").write_bytes(bytes(4_100_000))
-    result = runs.train(*small, f"run.dir={small_disk.folder / 'run'}", "train.max_steps=5")
-    assert result.returncode == 1
+    result = runs.train(*small, f"run.dir={small_disk.folder / 'run'}", "train.max_steps=5", code=1)
     assert "stopped: the snapshot of step 5 could not be written" in result.stderr
     assert "start the same command again" in result.stderr
     assert "Traceback" not in result.stderr

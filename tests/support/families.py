@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from snapshot.named_model import find_model
 from subword_folders import trained
 
 VOCABULARY = 320
@@ -100,3 +101,11 @@ def make(
 def theirs(folder: Path) -> PreTrainedModel:
     """The model of a folder, as transformers loads it, in float32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def assert_computed_by_transformers(folder: Path) -> None:
+    """A folder is a model with the same logits here and there."""
+    ours, other = find_model(str(folder)).load().eval(), theirs(folder)
+    ids = torch.randint(ours.config.vocab_size, (2, 20))
+    with torch.no_grad():
+        assert (ours(ids) - other(ids).logits).abs().max() < 1e-5

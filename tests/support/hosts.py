@@ -38,7 +38,7 @@ TEST, FIRST = 1, 11
 """The last numbers in the addresses of the test and of the first host."""
 NOWHERE = "02:77:00:00:ff:ff"
 """The address of no interface."""
-TOOLS = ("ip", "tc", "nsenter", "unshare", "mount")
+TOOLS = ("ip", "nsenter", "unshare", "mount")
 PROBE = """
 ip link add probe0 type bridge && ip link add probe1 type veth peer name probe2 && mount --bind / /
 """
@@ -149,20 +149,6 @@ class Host:
         """Have it back."""
         self._find(self._network.hardware(TEST))
 
-    def slow(self, kilobits: int) -> None:
-        """Let so many kilobits a second through, each way. What is more waits."""
-        # In pieces that the slowest line takes, and with room for ten seconds of them.
-        self._shape(f"tbf rate {kilobits}kbit burst 4kb latency 10s")
-
-    def delay(self, milliseconds: int, loss_percent: float = 0) -> None:
-        """Hold each packet so long, each way, and lose some. Skips where the kernel cannot."""
-        try:
-            self._shape(f"netem delay {milliseconds}ms loss {loss_percent}% limit 10000")
-        except subprocess.CalledProcessError as error:
-            if "qdisc kind is unknown" not in error.stderr:
-                raise
-            pytest.skip("this kernel cannot delay packets: it has no sch_netem")
-
     def kill(self) -> None:
         """Take its power: nothing runs there any more, and the others are told nothing."""
         self.cut()  # first, so that no connection can say that it ends
@@ -195,10 +181,6 @@ class Host:
 
     def _find(self, hardware: str) -> None:
         _ip(f"-n {self.name} neighbour replace {self.outside} lladdr {hardware} dev {CARD}")
-
-    def _shape(self, line: str) -> None:
-        for space, interface in ((self.name, CARD), (self._network.switch, self._port)):
-            _call(["tc", "-n", space, *f"qdisc replace dev {interface} root {line}".split()])
 
     def _switch(self, words: str) -> None:
         _ip(f"-n {self._network.switch} {words}")

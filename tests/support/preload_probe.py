@@ -1,7 +1,7 @@
 """A program that tells what it was given, or ends in the way that it is told.
 
 python tests/support/preload_probe.py
-    found|hub|exit|says|fails|leaves|dies|interrupted|lingers|waits [argument]
+    found|exit|says|fails|leaves|dies|interrupted|lingers [argument]
 """
 
 from __future__ import annotations
@@ -75,10 +75,6 @@ if __name__ == "__main__":
     match how:
         case "found":
             print(json.dumps(found(), indent=1))
-        case "hub":
-            from huggingface_hub import constants
-
-            print(constants.ENDPOINT)
         case "exit":
             sys.exit(int(argument))
         case "says":
@@ -95,5 +91,3 @@ if __name__ == "__main__":
         case "lingers":
             atexit.register(print, "the end")
             threading.Thread(target=linger).start()
-        case "waits":
-            signal.pause()

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,10 +25,7 @@ from snapshot.disk.load import restore_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ROOT / "tests" / "support" / "beside.py"
-INTERRUPTED = ROOT / "tests" / "support" / "interrupted.py"
-ABORTING = ROOT / "tests" / "support" / "aborting.py"
-FAILING = ROOT / "tests" / "support" / "failing.py"
-GROUPS = ROOT / "tests" / "support" / "groups.py"
+ALTERED = ROOT / "tests" / "support" / "altered.py"
 ON_CPU = ROOT / "tests" / "support" / "on_cpu.py"
 WITH_BF16 = ("with", "train.py")
 """The first arguments of ON_CPU. On a CPU without bf16 instructions, torch then emulates them."""
@@ -39,15 +35,6 @@ MODULE = [sys.executable, "-m", "snapshot"]
 
 CONSTANT = ("optim.learning_rate=1e-3", "optim.min_learning_rate=1e-3")
 """A constant rate after the warm-up, so that a shorter run has the rates of a longer one."""
-
-ALONE = SimpleNamespace(
-    is_main_process=True,
-    is_local_main_process=True,
-    process_index=0,
-    device="cpu",
-    gather=lambda tensor: tensor,
-)
-"""The accelerator of one process, as far as a start asks it."""
 
 
 def command(*arguments: str, script: str = "train.py") -> list[str]:
@@ -104,11 +91,19 @@ def launch_command(
 
 
 def run(
-    words: list[str], deadline: float = DEADLINE_SECONDS, forked: bool = True, **changes: str
+    words: list[str],
+    deadline: float = DEADLINE_SECONDS,
+    forked: bool = True,
+    code: int | None = None,
+    **changes: str,
 ) -> subprocess.CompletedProcess:
-    """Run a command to its end; at the deadline it is killed, with all that it started."""
+    """Run a command to its end; at the deadline it is killed, with all that it started.
+
+    With `code`, it must end with that exit code.
+    """
     with started(words, forked=forked, **changes) as process:
         out, errors = process.communicate(timeout=deadline)
+    assert code in (None, process.returncode), f"exit code {process.returncode}: {errors}"
     return subprocess.CompletedProcess(words, process.returncode, out, errors)
 
 
@@ -191,9 +186,11 @@ def newest_step(run_dir: Path) -> int:
     return json.loads(lines[-1])["step"] if lines else 0
 
 
-def train(*overrides: str, forked: bool = True, **changes: str) -> subprocess.CompletedProcess:
+def train(
+    *overrides: str, forked: bool = True, code: int | None = None, **changes: str
+) -> subprocess.CompletedProcess:
     """`python train.py` with the overrides."""
-    return run(command(*overrides), forked=forked, **changes)
+    return run(command(*overrides), forked=forked, code=code, **changes)
 
 
 def launch(
@@ -202,11 +199,12 @@ def launch(
     options: tuple[str, ...] = (),
     script: Path = ROOT / "train.py",
     forked: bool = True,
+    code: int | None = None,
     **changes: str,
 ) -> subprocess.CompletedProcess:
     """`accelerate launch --config_file accelerate_configs/<config> train.py` with the overrides."""
     command = launch_command(config, *overrides, options=options, script=script)
-    return run(command, forked=forked, **changes)
+    return run(command, forked=forked, code=code, **changes)
 
 
 def metrics(run_dir: Path, event: str = "train") -> list[dict]:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
-import tomllib
-from itertools import pairwise
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
-import yaml
-from huggingface_hub.cli.jobs import uv_app
 
 import evaluate
-import images
 import pages
 import plan
 import sample
@@ -22,7 +17,6 @@ from config.compose import load_config
 from config.help import PRESETS, markdown
 from config.schema import KEYS
 from data import __main__ as data_command
-from images import CPU_INDEX
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
 from snapshot import __main__ as snapshot_command
@@ -72,202 +66,63 @@ def test_every_accelerate_config_has_its_row():
 
 # Commands: what runs is run by test_readme.py; here every one is read as its program reads it.
 
-
-def read_launch(command: Command) -> None:
-    if "-m" in command.words:
-        module = command.line[command.line.index("-m ") :]
-        read_python(Command(command.page, f"python {module}"))
-        return
-    config, overrides = pages.launched_by(command)
-    assert yaml.safe_load((ROOT / config).read_text())["compute_environment"] == "LOCAL_MACHINE"
-    load_config(overrides)
+PROGRAMS = "accelerate docker git hf kubectl lm_eval mypy pip pytest python ruff sbatch sky uv"
+FILES = (".py", ".yaml", ".sbatch", "requirements.txt", "requirements-dev.txt")
 
 
-def read_python(command: Command) -> None:
-    words = command.words[1:]
-    if words[0].startswith("page/"):  # of a Space, which the command before it makes
-        assert (ROOT / "browser" / words[0].removeprefix("page/")).is_file()
-        return
-    if words[0] == "-m":
-        module = ROOT / words[1].replace(".", "/")
-        assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
-        if words[1] == "snapshot" and words[3:]:
-            snapshot_command.parse(words[2:])
-        elif words[1] == "snapshot":
-            assert set(words[2:]) <= set(snapshot_command.COMMANDS)
-        elif words[1] == "data" and words[3:]:
-            data_command.parse(words[2:])
-        elif words[1] == "data":
-            assert set(words[2:]) <= set(data_command.COMMANDS)
-        return
-    assert (ROOT / words[0]).is_file()
-    given = [word for word in words[1:] if word != "--show"]
-    if words[0] == "train.py" and given != ["--help"]:
-        load_config(given)
-    elif words[0] == "plan.py":
-        load_config(plan.parse(given).overrides)
-    elif words[0] == "sample.py":
-        sample.parse(given)
-    elif words[0] == "evaluate.py":
-        evaluate.parse(given)
-    elif words[0].startswith("benchmarks/"):
-        options = {word for word in given if word.startswith("--")}
-        sources = [(ROOT / words[0]).read_text(), (ROOT / "benchmarks" / "harness.py").read_text()]
-        for option in options:
-            assert any(f'"{option}"' in source for source in sources), option
+def read_overrides(words: list[str]) -> None:
+    given = [word for word in words if word not in ("--show", "--help")]
+    load_config([word.replace("${oc.env:SLURM_ARRAY_TASK_ID}", "1") for word in given])
 
 
-def read_pytest(command: Command) -> None:
-    words = command.words[1:]
-    for word in words:
-        assert (
-            word.startswith("-") or words[words.index(word) - 1] == "-m" or (ROOT / word).exists()
-        )
-    for marker in words[words.index("-m") + 1].split() if "-m" in words else []:
-        known = rf'^    "{re.escape(marker)}: '
-        assert marker in ("not", "and", "or") or re.search(
-            known, (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE
-        ), marker
-
-
-def read_pip(command: Command) -> None:
-    words = command.words
-    assert words[1] == "install"
-    for flag, value in pairwise(words):
-        # That of a Space is made by the command before it.
-        assert flag != "-r" or value == "page/requirements.txt" or (ROOT / value).is_file()
-    pinned = [word for word in words if word.startswith("torch==")]
-    assert all(word in (ROOT / "requirements.txt").read_text().split() for word in pinned)
-
-
-def read_sbatch(command: Command) -> None:
-    words = [word for word in command.words[1:] if word != "..."]
-    script = next(word for word in words if word.endswith(".sbatch"))
-    assert (ROOT / script).is_file()
-    task = "${oc.env:SLURM_ARRAY_TASK_ID}"
-    load_config([word.replace(task, "1") for word in words[words.index(script) + 1 :]])
+def read_module(parse: Callable, commands: Collection[str]) -> Callable[[list[str]], None]:
+    """What reads `<command> ...`; a command alone is only named."""
+    return lambda words: parse(words) if words[1:] else set(words) <= set(commands)
 
 
 def read_attempts(words: list[str]) -> None:
-    """What a container is given, for `python -m cloud.attempts`."""
-    _, launch = attempts.parse(words)
-    at = launch.index("train.py")
-    options = dict(zip(launch[:at:2], launch[1:at:2], strict=True))
-    assert (ROOT / options["--config_file"]).is_file()
-    load_config(launch[at + 1 :])
+    if "train.py" in words:
+        attempts.parse(words)
 
 
-def read_docker(command: Command) -> None:
-    words = command.words[1:]
-    image = images.read(ROOT / "cloud" / "Dockerfile")
-    tag = "accelerate-gpt"
-    if words[0] == "build":
-        options = dict(zip(words[1:-1:2], words[2:-1:2], strict=True))
-        assert options.pop("--file") == "cloud/Dockerfile"
-        assert options.pop("--tag") == tag
-        argument, _, value = options.pop("--build-arg", "TORCH_INDEX=").partition("=")
-        assert argument in image.arguments
-        assert value in ("", CPU_INDEX)
-        assert (options, words[-1]) == ({}, ".")
-    elif words[0] == "run":
-        at = words.index(tag)
-        with_value = {"--gpus": "all", "--shm-size": "4g", "--stop-timeout": "40"}
-        with_value["--env"] = "HF_TOKEN"
-        given = iter(words[1:at])
-        for option in given:
-            assert option == "--rm" or next(given) == with_value[option]
-        if words[at + 1 :] != ["..."]:
-            read_attempts(words[at + 1 :])
-    else:
-        assert words == ["stop"]
-
-
-def read_kubectl(command: Command) -> None:
-    words = command.words[1:]
-    if words[:2] == ["apply", "-f"]:
-        assert yaml.safe_load((ROOT / words[2]).read_text())["kind"] in ("Job", "JobSet")
-    else:  # test_kubernetes.py compares it with what the manifests expect
-        assert words[:3] == ["create", "secret", "generic"]
-
-
-def read_sky(command: Command) -> None:
-    words = command.words[1:]
-    assert words[:2] == ["jobs", "launch"]
-    task = yaml.safe_load((ROOT / words[2]).read_text())
-    given = [word for word in words[3:] if word != "..."]
-    for option, value in zip(given[::2], given[1::2], strict=True):
-        name, _, content = value.partition("=")
-        if option == "--env":
-            assert name in task["envs"]
-            load_config(content.split() if name == "WORDS" else [])
-        elif option == "--secret":
-            assert name in task["secrets"]
-        else:
-            assert (option, int(value)) == ("--num-nodes", 2)
-
-
-def read_hf(command: Command) -> None:
-    """`hf jobs` is read by the client's own parser; what a script is given, by the script's."""
-    words = command.words[1:]
-    if words[:3] != ["jobs", "uv", "run"] or "..." in words:
-        assert words[:2] in (["auth", "login"], ["jobs", "uv"])
-        return
-    given = uv_app.commands["run"].make_context("run", words[3:]).params
-    assert given["script"] == "cloud/hf_job.py"
-    assert given["secrets"] == ["HF_TOKEN"]
-    assert given["attempts"] > 1
-    code, *arguments = given["script_args"]
-    assert code == "code.tar.gz"
-    read_attempts(arguments)
-
-
-def read_git(command: Command) -> None:
-    assert command.words == ["git", "archive", "--output", "code.tar.gz", "HEAD"]
-
-
-def read_uv(command: Command) -> None:
-    words = command.words[1:]
-    if words[0] == "run":
-        groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-        rest = words[1:]
-        while rest[0].startswith("-"):
-            taken = 2 if rest[0] == "--group" else 1
-            assert rest[0] == "--no-sync" or rest[1] in groups
-            rest = rest[taken:]
-        inside = Command(command.page, shlex.join(rest))
-        READERS[rest[0]](inside)
-    elif words[:2] == ["pip", "install"]:
-        assert words[2:4] == ["--torch-backend", "cpu"]
-        read_pip(Command(command.page, shlex.join(["pip", "install", *words[4:]])))
-    else:
-        assert words in (["venv"], ["lock"])
-
-
-def read_lm_eval(command: Command) -> None:
-    """Another package: only the form of its arguments is known here."""
-    words = command.words[1:]
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    assert given["--model"] == "hf"
-    assert given["--model_args"].startswith("pretrained=")
-    assert "--tasks" in given
-
-
-READERS = {
-    "lm_eval": read_lm_eval,
-    "accelerate": read_launch,
-    "python": read_python,
-    "pytest": read_pytest,
-    "pip": read_pip,
-    "sbatch": read_sbatch,
-    "docker": read_docker,
-    "git": read_git,
-    "hf": read_hf,
-    "kubectl": read_kubectl,
-    "sky": read_sky,
-    "uv": read_uv,
-    "ruff": lambda command: None,
-    "mypy": lambda command: None,
+READERS: dict[str, Callable[[list[str]], object]] = {
+    "train.py": read_overrides,
+    "plan.py": lambda words: read_overrides(plan.parse(words).overrides),
+    "sample.py": sample.parse,
+    "evaluate.py": evaluate.parse,
+    "-m snapshot": read_module(snapshot_command.parse, snapshot_command.COMMANDS),
+    "-m data": read_module(data_command.parse, data_command.COMMANDS),
+    "-m cloud.attempts": read_attempts,
+    "accelerate-gpt": read_attempts,
+    "code.tar.gz": read_attempts,
 }
+"""By a program of this project, what reads the words after it. The image starts the attempts."""
+
+
+def read(command: Command) -> None:
+    """Each file of a command exists, and its program takes the words."""
+    words = [word for word in command.words if word != "..."]
+    assert words[0] in PROGRAMS.split()
+    for at, word in enumerate(words):
+        rest = words[at + 1 :]
+        if word.endswith(FILES) and "=" not in word and not word.startswith("page/"):
+            assert (ROOT / word).is_file(), word
+        if word.startswith("WORDS="):  # of SkyPilot's task
+            read_overrides(word.removeprefix("WORDS=").split())
+        if word.endswith(".sbatch"):
+            read_overrides(rest)
+        if word.startswith("benchmarks/"):
+            sources = [(ROOT / word).read_text(), (ROOT / "benchmarks" / "harness.py").read_text()]
+            for option in (one for one in rest if one.startswith("--")):
+                assert any(f'"{option}"' in source for source in sources), option
+        name = word if words[at - 1] != "-m" else f"-m {word}"
+        if name in READERS:
+            READERS[name](rest)
+    if words[0] == "pytest" and "-m" in words:
+        known = re.findall(r'^    "(\w+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+        assert {*words[words.index("-m") + 1].split()} <= {*known, "not", "and", "or"}
+
+
 COMMANDS = [
     Command(command.page, part.strip())
     for page in PAGES
@@ -278,9 +133,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", list(dict.fromkeys(COMMANDS)), ids=str)
 def test_every_command_is_one_that_its_program_takes(command):
-    if command.line.startswith("accelerate config") or command.line == "accelerate launch":
-        return
-    READERS[command.words[0]](command)
+    read(command)
 
 
 @each_page

@@ -94,8 +94,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
             f"data.cache_dir={tmp_path / 'cache'}",
             script=ROOT / script_of(command),
         )
-        result = runs.run(launched, **hub.environment(), HF_HOME=str(tmp_path / "cache"))
-        assert result.returncode == 0, result.stderr
+        result = runs.run(launched, **hub.environment(), HF_HOME=str(tmp_path / "cache"), code=0)
         assert SAID[script_of(command)] in result.stdout
         if command == SHOWN[0]:
             assert_shown_in_the_readme(result.stdout, tmp_path / "run")
@@ -123,8 +122,7 @@ def look_into_the_repo(hub: LoopbackHub) -> None:
     assert len(lines) == 5
     for line in lines:
         words = ["on " if word == "The " else word for word in shlex.split(line)[1:]]
-        result = runs.run([sys.executable, *words], **hub.environment())
-        assert result.returncode == 0, result.stderr
+        result = runs.run([sys.executable, *words], **hub.environment(), code=0)
         assert result.stdout
 
 
@@ -137,8 +135,7 @@ def test_the_commands_for_a_run_here_work(finished_run, what):
     )
     words = [str(finished_run) if word == "out/python-docs" else word for word in shlex.split(line)]
     words = ["on " if word == "The " else word for word in words]
-    result = runs.run([sys.executable, *words[1:]])
-    assert result.returncode == 0, result.stderr
+    result = runs.run([sys.executable, *words[1:]], code=0)
     assert result.stdout
     if what == "sample.py":
         assert len(result.stdout) == len("on ") + 300 + len("\n")
@@ -148,6 +145,5 @@ def test_the_commands_for_a_run_here_work(finished_run, what):
 def test_the_plan_is_what_its_page_shows():
     plans = [one for one in SHOWN if one.line.startswith("python plan.py")]
     (command,) = (one for one in plans if one.page.name == "parallelism.md")
-    result = runs.run([sys.executable, str(ROOT / "plan.py"), *command.words[2:]])
-    assert result.returncode == 0, result.stderr
+    result = runs.run([sys.executable, str(ROOT / "plan.py"), *command.words[2:]], code=0)
     assert f"```\n{result.stdout}```" in pages.text_of(command.page)

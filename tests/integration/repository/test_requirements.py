@@ -1,4 +1,4 @@
-"""Who installs requirements.txt can run the project, and with requirements-dev.txt the tests."""
+"""What is imported is required, and pip and uv install the same."""
 
 from __future__ import annotations
 
@@ -6,49 +6,43 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from runs import ROOT
 from tracked import tracked
 
+UV = "uv==0.13.9"
+INDEX = "https://pypi.org/simple"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+GROUPS = PROJECT["dependency-groups"]
+LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
 DISTRIBUTIONS = packages_distributions()
 FOR_DEVELOPERS = ("tests", "benchmarks")
+OF_MODELS = {"transformers", "peft", "bitsandbytes", "torchao"}
 FILES = tracked(suffix=".py")
 OURS = {path.stem for path in FILES} | {path.parent.name for path in FILES}
 
 
+def listed(file: str) -> tuple[list[str], set[str]]:
+    """The requirements files that one includes, and the requirements of its own, normalized."""
+    lines = (ROOT / file).read_text().splitlines()
+    included = [line.removeprefix("-r ") for line in lines if line.startswith("-r ")]
+    return included, {str(Requirement(line)) for line in lines if line[:1] not in ("#", "-", "")}
+
+
 def declared(file: str) -> set[str]:
     """The distributions that a requirements file names, and those of the files it includes."""
-    names = set()
-    for line in (ROOT / file).read_text().splitlines():
-        if line.startswith("-r "):
-            names |= declared(line.removeprefix("-r ").strip())
-        elif match := re.match(r"[\w.-]+", line):
-            names.add(canonical(match[0]))
-    return names
-
-
-def is_for_users(path: Path) -> bool:
-    """The program of a Space has requirements of its own: tests/unit/browser/test_space.py."""
-    return path.relative_to(ROOT).parts[0] not in FOR_DEVELOPERS and path.name != "app.py"
-
-
-def needs_transformers(path: Path) -> bool:
-    """Whether a file is one of those that are only used for models of the Hub."""
-    return not {"transformers", "peft", "bitsandbytes", "torchao"}.isdisjoint(imported(path))
-
-
-def test_our_own_gpt_needs_no_transformers():
-    """What is not in requirements.txt is imported only for a model of the Hub."""
-    code = "import sys, train, sample, snapshot.base; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    included, own = listed(file)
+    names = {canonicalize_name(Requirement(one).name) for one in own}
+    return names.union(*map(declared, included))
 
 
 def imported(path: Path) -> set[str]:
@@ -62,24 +56,91 @@ def imported(path: Path) -> set[str]:
     return names - OURS - set(sys.stdlib_module_names)
 
 
+def is_for_users(path: Path) -> bool:
+    """The program of a Space has requirements of its own: tests/unit/browser/test_space.py."""
+    return path.relative_to(ROOT).parts[0] not in FOR_DEVELOPERS and path.name != "app.py"
+
+
 @pytest.mark.parametrize(
     ("file", "is_meant"),
     [
-        ("requirements.txt", lambda path: is_for_users(path) and not needs_transformers(path)),
-        ("requirements-models.txt", lambda path: is_for_users(path)),
+        ("requirements.txt", lambda path: is_for_users(path) and not OF_MODELS & imported(path)),
+        ("requirements-models.txt", is_for_users),
         ("requirements-dev.txt", lambda path: True),
     ],
 )
 def test_what_is_imported_is_declared(file, is_meant):
     known, of_trackers = declared(file), declared("requirements-trackers.txt")
-
-    def allowed(path: Path) -> set[str]:
-        return known | of_trackers if path.name == "trackers.py" else known
-
     missing = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in filter(is_meant, FILES)
         for name in imported(path)
-        if not allowed(path) & {canonical(found) for found in DISTRIBUTIONS.get(name, [name])}
+        if not (known | of_trackers if path.name == "trackers.py" else known)
+        & {canonicalize_name(one) for one in DISTRIBUTIONS.get(name, [name])}
     }
     assert not missing
+
+
+def test_our_own_gpt_needs_no_transformers():
+    """What is not in requirements.txt is imported only for a model of the Hub."""
+    code = "import sys, train, sample, snapshot.base; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_groups_of_pyproject_are_the_requirements_files():
+    own = {str(Requirement(one)) for one in PROJECT["project"]["dependencies"]}
+    assert ([], own) == listed("requirements.txt")
+    names = {f"requirements-{name}" for name in GROUPS}
+    assert {file.stem for file in tracked(suffix=".txt")} == {"requirements", *names}
+    for name, entries in GROUPS.items():
+        included, own = listed(f"requirements-{name}.txt")
+        assert {str(Requirement(one)) for one in entries if isinstance(one, str)} == own
+        groups = [one["include-group"] for one in entries if isinstance(one, dict)]
+        # The project's own dependencies come with each group.
+        files = [f"requirements-{one}.txt" for one in groups]
+        assert files == [file for file in included if file != "requirements.txt"]
+
+
+def test_the_locked_versions_are_in_the_ranges():
+    versions: dict[str, set[str]] = {}  # more than one where Pythons differ
+    for package in LOCK["package"]:
+        versions.setdefault(package["name"], set()).add(package.get("version", ""))
+    for file in tracked(suffix=".txt"):
+        for requirement in map(Requirement, listed(file.name)[1]):
+            locked = versions[canonicalize_name(requirement.name)]
+            assert all(requirement.specifier.contains(one) for one in locked), requirement
+
+
+def test_the_lock_takes_all_from_the_public_index_with_hashes():
+    for package in LOCK["package"]:
+        if package["name"] == PROJECT["project"]["name"]:
+            assert package["source"] == {"virtual": "."}  # scripts: nothing is built of them
+            continue
+        assert package["source"] == {"registry": INDEX}
+        files = [*package.get("wheels", []), *filter(None, [package.get("sdist")])]
+        assert files
+        assert {urlsplit(one["url"]).hostname for one in files} == {"files.pythonhosted.org"}
+        assert all(one["hash"].startswith("sha256:") for one in files)
+        assert "+" not in package["version"]
+
+
+def test_the_range_of_pythons_is_that_of_torch_s_wheels():
+    (torch,) = (package for package in LOCK["package"] if package["name"] == "torch")
+    assert f"torch=={torch['version']}" in listed("requirements.txt")[1]
+    tag = r"-cp3(\d+)-cp3\d+-manylinux\w+_x86_64\.whl$"
+    wheels = {int(found[1]) for one in torch["wheels"] if (found := re.search(tag, one["url"]))}
+    allowed = SpecifierSet(PROJECT["project"]["requires-python"])
+    assert wheels == {minor for minor in range(30) if allowed.contains(f"3.{minor}.0")}
+    assert SpecifierSet(LOCK["requires-python"]) == allowed
+
+
+@pytest.mark.slow
+def test_uv_finds_nothing_to_change_in_the_lock(tmp_path):
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), UV]
+    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"no package index: {installed.stderr[-200:]}")
+    uv = [str(tmp_path / "bin" / "uv"), "--cache-dir", str(tmp_path / "cache"), "lock", "--check"]
+    python = ["--python", sys.executable, "--default-index", INDEX]
+    result = subprocess.run([*uv, *python], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

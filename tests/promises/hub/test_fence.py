@@ -303,7 +303,7 @@ def slow(small: list[str], seconds: float, run_dir: Path, *more: str) -> list[st
     """The command of a run whose steps take a while."""
     words = [*small, "model.dropout=0.1", "train.eval_every=1000", "run.name=run"]
     words += hubs.words(run_dir, *more)
-    return runs.command(str(seconds), *words, script="tests/support/slow_steps.py")
+    return runs.command(f"waits-{seconds}", *words, script="tests/support/altered.py")
 
 
 @pytest.mark.thorough

@@ -73,8 +73,7 @@ def cluster(request, tmp_path):
 @pytest.mark.slow  # test_slurm has a job on two machines
 def test_two_machines_have_the_losses_of_one(cluster, small, tmp_path):
     here = "fsdp_cpu.yaml" if "fsdp" in cluster.config.name else "ddp_cpu.yaml"
-    one = runs.launch(here, *small, f"run.dir={tmp_path / 'one'}")
-    assert one.returncode == 0, one.stderr
+    runs.launch(here, *small, f"run.dir={tmp_path / 'one'}", code=0)
     results = cluster.run(*small)
     assert [code for code, _, _ in results] == [0, 0], results
     assert "2 processes" in results[0][1]
@@ -264,8 +263,7 @@ def test_the_loop_of_the_readme_ends_done_despite_failures(cluster, small, tmp_p
 def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
     run_dir = tmp_path / "run"
     words = runs.launch_command("cpu.yaml", f"run.dir={run_dir}", "train.max_stepz=5")
-    result = runs.run(the_loop_of_the_readme(words, run_dir), deadline=60)
-    assert result.returncode == 2, result.stderr
+    result = runs.run(the_loop_of_the_readme(words, run_dir), deadline=60, code=2)
     assert result.stderr.count("There is no key 'train.max_stepz'") == 1
 
 
@@ -279,6 +277,5 @@ def test_an_unreachable_first_machine_is_given_up_in_time(tmp_path):
     }
     config = runs.rehearsal("ddp_multinode.yaml", tmp_path, 2, **there)
     options = ("--machine_rank=1", "--rdzv_conf=timeout=2")
-    result = runs.run(runs.launch_command(config, options=options), deadline=60)
-    assert result.returncode == 1
+    result = runs.run(runs.launch_command(config, options=options), deadline=60, code=1)
     assert "timed out after 2000ms while trying to connect to (127.0.0.1, " in result.stderr

@@ -229,8 +229,7 @@ def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path)
     "config", ["ddp_cpu.yaml", pytest.param("fsdp_cpu.yaml", marks=pytest.mark.thorough)]
 )
 def test_an_error_of_one_process_is_told_once_and_first(words, tmp_path, config):
-    result = runs.run(runs.launch_command(config, *words, script=runs.FAILING))
-    assert result.returncode == 1
+    result = runs.run(runs.launch_command(config, "fails", *words, script=runs.ALTERED), code=1)
     before_the_launcher, _, _ = result.stderr.partition("ChildFailedError")
     assert before_the_launcher.count("ValueError: only rank 1 knows why") == 1
     assert "gloo" not in result.stderr
@@ -241,12 +240,13 @@ def test_an_error_of_one_process_is_told_once_and_first(words, tmp_path, config)
 def test_a_process_that_a_library_aborts_ends_the_launch_with_a_stack(words, tmp_path):
     """As NCCL's watchdog does: SIGABRT, which no handler in Python survives."""
     result = runs.run(
-        runs.launch_command("ddp_cpu.yaml", *words, script=runs.ABORTING), deadline=90
+        runs.launch_command("ddp_cpu.yaml", "aborts", *words, script=runs.ALTERED),
+        deadline=90,
+        code=1,
     )
-    assert result.returncode == 1
     assert "exitcode  : -6" in result.stderr
     assert "Fatal Python error: Aborted" in result.stderr
-    assert "in aborted\n" in result.stderr  # where its threads were
+    assert "in abort_in_a_thread\n" in result.stderr  # where its threads were
     assert not (tmp_path / "run" / "exit_code").exists()  # as after kill -9: started again
 
 
@@ -254,8 +254,7 @@ def test_a_process_that_a_library_aborts_ends_the_launch_with_a_stack(words, tmp
 def test_what_a_restart_cannot_mend_is_not_started_again(words, tmp_path):
     (tmp_path / "run").mkdir()
     words = [*words, "run.tf32=true"]
-    result = runs.launch("ddp_cpu.yaml", *words, options=("--max_restarts=5",))
-    assert result.returncode == 1
+    result = runs.launch("ddp_cpu.yaml", *words, options=("--max_restarts=5",), code=1)
     assert result.stderr.count("error: run.tf32=true needs an NVIDIA GPU") == 1
     assert exit_code(tmp_path / "run") == 2
 
@@ -308,8 +307,7 @@ def test_a_signal_does_its_work_while_xet_uploads(words, tmp_path, hub, number):
     assert all(line.startswith("Ctrl-C: the run finishes this step") for line in said)
     assert len(said) == (number == signal.SIGINT)
     hub.clear_faults()
-    result = runs.train(*words, f"train.max_steps={step + 5}", **hub.environment())
-    assert result.returncode == 0, result.stderr
+    runs.train(*words, f"train.max_steps={step + 5}", **hub.environment(), code=0)
     hub.wait_for(lambda: hubs.step_of(hub) >= step)
     hubs.assert_always_whole(hub)
 

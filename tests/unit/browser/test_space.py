@@ -250,8 +250,7 @@ def test_chromium_shows_the_text_that_sample_py_prints(finished_run, tmp_path):
     printed = runs.run(runs.command(*words, script="sample.py")).stdout.removesuffix("\n")
     make_space(str(finished_run), str(tmp_path / "space"), public=False)
     text = "document.querySelectorAll('textarea')[1].value"
-    with running(tmp_path / "space") as address, web_browser.chromium() as chromium:
-        page = chromium.open(address)
+    with running(tmp_path / "space") as address, web_browser.chromium(address) as page:
         settings(page, 10)
         page.evaluate("document.querySelector('textarea').focus()")
         page.type("the ")
@@ -279,8 +278,7 @@ def test_chromium_shows_the_replies_of_a_chat_model(tmp_path):
     make_space(str(tmp_path / "model"), str(tmp_path / "space"), public=False)
     said = "[...document.querySelectorAll('[data-testid=user]')].map(one => one.innerText.trim())"
     replies = said.replace("=user", "=bot")
-    with running(tmp_path / "space") as address, web_browser.chromium() as chromium:
-        page = chromium.open(address)
+    with running(tmp_path / "space") as address, web_browser.chromium(address) as page:
         page.wait_for("document.querySelector('textarea') !== null")
         click(page, "Additional inputs")
         settings(page, 20)

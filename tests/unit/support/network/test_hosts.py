@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,25 +111,6 @@ def test_a_killed_host_says_nothing_and_starts_anew():
         host.boot()
         with connected(host):
             pass
-
-
-def test_a_slow_host_takes_its_time():
-    with hosts(1) as (host,), connected(host) as connection:
-        host.slow(kilobits=1000)
-        begun, length = time.monotonic(), 50_000
-        connection.sendall(bytes(length))
-        while length:
-            length -= len(connection.recv(1 << 20))
-        assert time.monotonic() - begun > 0.3
-
-
-def test_a_delayed_host_answers_late():
-    with hosts(1) as (host,), connected(host) as connection:
-        host.delay(milliseconds=50)
-        begun = time.monotonic()
-        connection.sendall(b"after")
-        assert connection.recv(100) == b"after"
-        assert time.monotonic() - begun > 0.1
 
 
 def test_nothing_is_left_of_hosts_when_their_test_fails():
