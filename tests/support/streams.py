@@ -66,7 +66,7 @@ def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **
     return stream_of(
         [list_source(str(source), "text", access) for source in sources],
         weights,
-        partial(read_group, access=access),
+        partial(read_group, access=access, skip_broken=options.get("skip_broken", False)),
         tokenizer,
         **options,
     )

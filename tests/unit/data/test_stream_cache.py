@@ -296,38 +296,25 @@ def with_a_bad_line(folder: Path) -> Path:
     return file
 
 
-def corpus_that_skips(folder: Path, file: Path, said: list[str], skip: bool = True):
-    access = Access(folder)
-    return streams.stream_of(
-        [list_source(str(file), "text", access)],
-        [1],
-        partial(read_group, access=access, skip_broken=skip),
-        fixed_tokenizer(OF_BYTES),
-        **OPTIONS | {"held_out_bytes": MB},
-        cache_dir=folder,
-        skip_broken=skip,
-        left_out=lambda source, left_out: said.extend(left_out),
-    )
-
-
 def test_what_is_left_out_is_reported_at_every_start(tmp_path):
-    file = with_a_bad_line(tmp_path / "data")
-    reports = []
+    file, reports = with_a_bad_line(tmp_path / "data"), []
+    options = {"held_out_bytes": MB, "window_bytes": MB}
     for _ in range(2):
         reports.append([])
-        corpus = corpus_that_skips(tmp_path / "cache", file, reports[-1])
+        corpus = streams.corpus(
+            tmp_path / "cache",
+            file,
+            skip_broken=True,
+            left_out=lambda _, left_out: reports[-1].extend(left_out),
+            **options,
+        )
         next(steps_of(corpus))
     assert reports[0] == reports[1]
     assert len(reports[0]) > 1  # of the held-out rows, and of each window
     reason = "data.text_column=text holds int, not text: 3"
     assert set(reports[0]) == {f"row 41 of part-0.jsonl ({reason})"}
-
-
-def test_a_cache_made_with_skipping_is_not_used_without(tmp_path):
-    file = with_a_bad_line(tmp_path / "data")
-    next(steps_of(corpus_that_skips(tmp_path / "cache", file, [])))
-    with pytest.raises(BrokenText, match=r"skip_broken=true leaves out"):
-        corpus_that_skips(tmp_path / "cache", file, [], skip=False)
+    with pytest.raises(BrokenText, match=r"skip_broken=true leaves out"):  # not from the cache
+        streams.corpus(tmp_path / "cache", file, **options)
 
 
 def test_a_held_out_data_set_takes_no_training_row(tmp_path):
