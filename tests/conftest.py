@@ -127,6 +127,16 @@ def finished_run(small, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def snapshot_of(finished_run, tmp_path):
+    """A whole snapshot of any step, no tensor of which is another's."""
+
+    def of(step: int) -> Path:
+        return hubs.copied(runs.snapshot(finished_run, 30), tmp_path / "made" / "snapshots", step)
+
+    return of
+
+
+@pytest.fixture
 def a_run(finished_run, tmp_path):
     """A run in the default directory of its name, with the snapshots of the steps 10 to 30."""
     run_dir = tmp_path / "out" / "mine"

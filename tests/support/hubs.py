@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants, get_token
 from huggingface_hub.utils._xet import abort_xet_session
+from safetensors.torch import load_file, save_file
 
 from loopback_hub import LoopbackHub
 from loopback_store import Repo
-from snapshot.disk.folder import manifest_sha256
+from snapshot.disk.folder import (
+    atomic_snapshot,
+    folder_name,
+    manifest_sha256,
+    read_json,
+    write_json,
+)
 from snapshot.disk.state import read_state
 from snapshot.start import RunStore
-from store.attempt import Card, Policy, UploadTarget
+from store.attempt import Best, Card, Policy, UploadTarget
 from store.fetch import read_store
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes, remote_folder
@@ -128,6 +137,13 @@ def upload(store: Store, *snapshots: Path) -> None:
         assert uploads.flush(30), uploads.status()
 
 
+def upload_each(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
+    """Offer snapshots one after the other, each when the one before is uploaded."""
+    for folder in folders:
+        uploads.offer(folder, Card(f"# {folder.name}\n"), best)
+        assert uploads.flush(60), uploads.status()
+
+
 def publish(hub: LoopbackHub, repo_id: str, folder: Path) -> str:
     """Commit the files of a folder as a model repo that somebody else made; the commit."""
     hub.create(repo_id, private=False)
@@ -218,3 +234,17 @@ def _assert_whole(repo: Repo, commit: str) -> None:
             assert files[name].sha256 == files[f"{newest['folder']}/{name}"].sha256
     else:
         assert not folders
+
+
+def copied(source: Path, root: Path, step: int) -> Path:
+    """A whole snapshot of that step, no tensor of which is the template's."""
+    with atomic_snapshot(root, folder_name(step)) as folder:
+        for path in source.iterdir():
+            if path.name != "manifest.json":
+                shutil.copy(path, folder)
+        for path in folder.glob("*.safetensors"):
+            moved = {name: tensor + step for name, tensor in load_file(path).items()}
+            moved |= {name: torch.tensor(float(step)) for name in moved if name.endswith(".step")}
+            save_file(moved, path, metadata={"format": "pt"})
+        write_json(folder / "state.json", {**read_json(folder / "state.json"), "step": step})
+    return root / folder_name(step)

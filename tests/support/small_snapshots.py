@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import torch
-from safetensors.torch import load_file, save_file
 
 from config.compose import load_config
 from config.schema import OptimConfig
 from config.stored import as_plain
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from snapshot.disk.folder import atomic_snapshot, folder_name, read_json, write_json
 from snapshot.disk.save import begin_snapshot
 from snapshot.disk.state import RunState
 from training.step import make_optimizer
@@ -47,17 +42,3 @@ def write(root, step, model, optimizer, piece_bytes=10**9):
     save, state = TOKENIZER.save, state_at(step)
     snapshot = begin_snapshot(root, state, model, optimizer, save, piece_bytes=piece_bytes)
     return snapshot.write()
-
-
-def copied(source: Path, root: Path, step: int) -> Path:
-    """A whole snapshot of that step, no tensor of which is the template's."""
-    with atomic_snapshot(root, folder_name(step)) as folder:
-        for path in source.iterdir():
-            if path.name != "manifest.json":
-                shutil.copy(path, folder)
-        for path in folder.glob("*.safetensors"):
-            moved = {name: tensor + step for name, tensor in load_file(path).items()}
-            moved |= {name: torch.tensor(float(step)) for name in moved if name.endswith(".step")}
-            save_file(moved, path, metadata={"format": "pt"})
-        write_json(folder / "state.json", {**read_json(folder / "state.json"), "step": step})
-    return root / folder_name(step)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 import hubs
 import runs
 from loopback_hub import LoopbackHub
-from small_snapshots import copied
 from snapshot.errors import SnapshotError
 from snapshot.start import RunStore, choose_start
-from store.attempt import Best, Card
+from store.attempt import Best
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes
-from store.uploader import Uploader
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -36,16 +33,6 @@ KINDS = [
 ]
 RUN, OTHER_RUN = "1" * 32, "2" * 32
 FIRST, SECOND = "a" * 32, "b" * 32
-
-
-@pytest.fixture
-def snapshot_of(finished_run, tmp_path):
-    """A whole snapshot of any step, no tensor of which is another's."""
-
-    def of(step: int) -> Path:
-        return copied(runs.snapshot(finished_run, 30), tmp_path / "made" / "snapshots", step)
-
-    return of
 
 
 def somebodys(kind: str) -> dict[str, bytes]:
@@ -132,17 +119,11 @@ def test_the_advice_for_a_repo_with_a_damaged_latest_json_helps(near_hub, finish
     assert choose_start(tmp_path / "lost", "auto", hubs.store()).state.step == 30
 
 
-def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
-    for folder in folders:
-        uploads.offer(folder, Card(f"# {folder.name}\n"), best)
-        assert uploads.flush(60), uploads.status()
-
-
 @pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
 def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, takes_over):
     near_hub.create(hubs.REPO)
     best = Best(1, 2.0, snapshot_of(1))
-    upload(hubs.uploader(keep=3), *map(snapshot_of, (1, 2, 3)), best=best)
+    hubs.upload_each(hubs.uploader(keep=3), *map(snapshot_of, (1, 2, 3)), best=best)
     mine = {
         "snapshots/step-00000001-attempt/notes.txt": b"in a snapshot",
         "snapshots/step-00000002-attempt/model.safetensors": b"in place of a snapshot's",
@@ -157,7 +138,7 @@ def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, tak
     later = hubs.uploader(
         run_id=run, attempt_id="b", ended=ended, seen=known, keep=1, takeover=takes_over
     )
-    upload(later, *map(snapshot_of, (4, 5)), best=Best(4, 1.0, snapshot_of(4)))
+    hubs.upload_each(later, *map(snapshot_of, (4, 5)), best=Best(4, 1.0, snapshot_of(4)))
     repo = near_hub.repo(hubs.REPO)
     assert {path: repo.read("main", path) for path in mine} == mine
     others = {path for path in repo.files("main") if path.startswith("snapshots/")} - mine.keys()

@@ -19,7 +19,6 @@ import runs
 import stores
 from config.compose import load_config
 from config.schema import ConfigError
-from small_snapshots import copied
 from snapshot.__main__ import main
 from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
@@ -58,16 +57,6 @@ def s3(tmp_path, monkeypatch):
 def folder(tmp_path, monkeypatch):
     with stores.place("a folder", tmp_path, monkeypatch) as place:
         yield place
-
-
-@pytest.fixture
-def snapshot_of(finished_run, tmp_path):
-    """A whole snapshot of any step, no tensor of which is another's."""
-
-    def of(step: int) -> Path:
-        return copied(runs.snapshot(finished_run, 30), tmp_path / "made" / "snapshots", step)
-
-    return of
 
 
 def uploader(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from huggingface_hub import HfApi
 from transformers import AutoModelForCausalLM
@@ -12,29 +10,11 @@ import hubs
 import runs
 from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
-from small_snapshots import copied
 from snapshot.disk.state import read_state
 from store.attempt import Best, Card
 from store.hub import Hub
 from store.records import METRICS
-from store.uploader import Uploader
 from training.reporting.metrics import read_metrics
-
-
-@pytest.fixture
-def snapshot_of(finished_run, tmp_path):
-    """A whole snapshot of any step, no tensor of which is another's."""
-
-    def of(step: int) -> Path:
-        return copied(runs.snapshot(finished_run, 30), tmp_path / "snapshots", step)
-
-    return of
-
-
-def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
-    for folder in folders:
-        uploads.offer(folder, Card(f"# {folder.name}\n"), best)
-        assert uploads.flush(60), uploads.status()
 
 
 def assert_refs_whole(hub: LoopbackHub) -> None:
@@ -51,7 +31,7 @@ def test_contents_of_pruned_snapshots_go_and_history_stays(near_hub, snapshot_of
     uploads = hubs.uploader(keep=2)
     size = sum(path.stat().st_size for path in snapshot_of(1).iterdir())
     for step in range(1, 8):
-        upload(uploads, snapshot_of(step))
+        hubs.upload_each(uploads, snapshot_of(step))
         repo = near_hub.repo(hubs.REPO)
         assert repo.contents.bytes_of_large() < 2 * size
         assert_refs_whole(near_hub)
@@ -65,11 +45,11 @@ def test_contents_of_pruned_snapshots_go_and_history_stays(near_hub, snapshot_of
 def test_what_a_tag_or_a_branch_holds_is_not_deleted(near_hub, snapshot_of):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
-    upload(uploads, snapshot_of(1), snapshot_of(2))
+    hubs.upload_each(uploads, snapshot_of(1), snapshot_of(2))
     HfApi().create_tag(hubs.REPO, tag="cited")
-    upload(uploads, snapshot_of(3))
+    hubs.upload_each(uploads, snapshot_of(3))
     HfApi().create_branch(hubs.REPO, branch="experiment")
-    upload(uploads, snapshot_of(4), snapshot_of(5), snapshot_of(6))
+    hubs.upload_each(uploads, snapshot_of(4), snapshot_of(5), snapshot_of(6))
     assert_refs_whole(near_hub)
     repo = near_hub.repo(hubs.REPO)
     size = sum(entry.size for entry in repo.files("main").values() if entry.is_lfs)
@@ -81,9 +61,9 @@ def test_what_a_pull_request_holds_is_not_deleted(near_hub, snapshot_of, says):
     near_hub.deviations = Deviations(no_pull_requests=not says)
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
-    upload(uploads, snapshot_of(1))
+    hubs.upload_each(uploads, snapshot_of(1))
     HfApi().create_branch(hubs.REPO, branch="pr/1")  # what the loopback hub lists as one
-    upload(uploads, snapshot_of(2))
+    hubs.upload_each(uploads, snapshot_of(2))
     assert (near_hub.count("lfs-delete") == 0) == says
     if says:
         assert_refs_whole(near_hub)
@@ -93,14 +73,14 @@ def test_what_a_pull_request_holds_is_not_deleted(near_hub, snapshot_of, says):
 def test_a_tag_of_somebody_else_is_not_moved(near_hub, snapshot_of):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(milestone_every=1)
-    upload(uploads, snapshot_of(1))
+    hubs.upload_each(uploads, snapshot_of(1))
     tags = {}
     for name, deleted in (("step-00000002", ()), ("step-00000003", ("latest.json",))):
         HfApi().create_branch(hubs.REPO, branch=name)
         mine = {"mine.txt": b"mine"}
         tags[name] = near_hub.commit_files(hubs.REPO, mine, deleted, branch=name)
         HfApi().create_tag(hubs.REPO, tag=name, revision=tags[name])
-    upload(uploads, *map(snapshot_of, (2, 3, 4)))
+    hubs.upload_each(uploads, *map(snapshot_of, (2, 3, 4)))
     repo = near_hub.repo(hubs.REPO)
     assert {name: repo.tags[name] for name in tags} == tags
     assert repo.tags["step-00000004"] == repo.head
@@ -123,7 +103,7 @@ def test_a_deletion_that_fails_costs_no_upload(near_hub, snapshot_of, endpoint, 
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
     near_hub.fault(endpoint, "status", **fault)
-    upload(uploads, *map(snapshot_of, range(1, 5)))
+    hubs.upload_each(uploads, *map(snapshot_of, range(1, 5)))
     assert hubs.step_of(near_hub) == 4
     assert_refs_whole(near_hub)
     said = uploads.messages()
@@ -143,8 +123,8 @@ def test_what_could_not_be_deleted_and_is_needed_again_stays(near_hub, snapshot_
     uploads = hubs.uploader(keep=1)
     near_hub.fault("lfs-delete", "status", status=503)
     first = snapshot_of(1)
-    upload(uploads, first, snapshot_of(2))
-    upload(uploads, snapshot_of(3), best=Best(1, 1.0, first))
+    hubs.upload_each(uploads, first, snapshot_of(2))
+    hubs.upload_each(uploads, snapshot_of(3), best=Best(1, 1.0, first))
     assert near_hub.count("lfs-delete") == 1
     assert_refs_whole(near_hub)
 
@@ -152,7 +132,7 @@ def test_what_could_not_be_deleted_and_is_needed_again_stays(near_hub, snapshot_
 def test_nothing_is_deleted_when_another_attempt_committed(near_hub, snapshot_of, monkeypatch):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
-    upload(uploads, snapshot_of(1))
+    hubs.upload_each(uploads, snapshot_of(1))
     commit = Hub._commit
 
     def followed(self, *arguments):
@@ -161,7 +141,7 @@ def test_nothing_is_deleted_when_another_attempt_committed(near_hub, snapshot_of
         return made
 
     monkeypatch.setattr(Hub, "_commit", followed)
-    upload(uploads, snapshot_of(2))
+    hubs.upload_each(uploads, snapshot_of(2))
     assert near_hub.count("lfs-delete") == 0
 
 
@@ -178,14 +158,14 @@ def test_every_milestone_is_uploaded_and_stays(near_hub, snapshot_of, tmp_path):
     assert pending >= {10, 20, 30, 40, 50}
     near_hub.clear_faults()
     assert uploads.flush(60), uploads.status()
-    upload(uploads, *map(snapshot_of, range(51, 57)))
+    hubs.upload_each(uploads, *map(snapshot_of, range(51, 57)))
     repo = near_hub.repo(hubs.REPO)
     assert hubs.steps_at_head(repo) == [10, 20, 30, 40, 50, 56]
     assert list(repo.tags) == [f"step-{step:08d}" for step in (10, 20, 30, 40, 50)]
     assert_refs_whole(near_hub)
     for name in repo.tags:
         model = AutoModelForCausalLM.from_pretrained(hubs.REPO, revision=name)
-        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "snapshots" / name)
+        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "snapshots" / name)
         for one, other in zip(model.parameters(), alone.parameters(), strict=True):
             assert one.equal(other)
 
@@ -195,7 +175,7 @@ def test_a_run_starts_from_a_milestone(near_hub, finished_run, small, tmp_path):
     near_hub.create(hubs.REPO)
     snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
     uploads = hubs.uploader(run_id=read_state(snapshots[0]).run_id, milestone_every=10)
-    upload(uploads, *snapshots)
+    hubs.upload_each(uploads, *snapshots)
     begun = [f"run.dir={tmp_path / 'new'}", "snapshot.resume=me/run@step-00000020"]
     result = runs.train(*small, *begun, "model.dropout=0.1", **near_hub.environment())
     assert result.returncode == 0, result.stderr
@@ -208,7 +188,7 @@ def test_a_milestone_stays_without_its_tag(near_hub, snapshot_of, kind):
     near_hub.create(hubs.REPO)
     near_hub.fault("tag", kind, times=None, **({"status": 403} if kind == "status" else {}))
     uploads = hubs.uploader(keep=1, milestone_every=2)
-    upload(uploads, *map(snapshot_of, (1, 2, 3, 4, 5)))
+    hubs.upload_each(uploads, *map(snapshot_of, (1, 2, 3, 4, 5)))
     assert hubs.steps_at_head(near_hub.repo(hubs.REPO)) == [2, 4, 5]
     assert uploads.messages() == []
 
@@ -239,25 +219,25 @@ def test_the_best_snapshot_is_in_the_repo_without_resending(near_hub, snapshot_o
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
     best = Best(1, 2.0, snapshot_of(1))
-    upload(uploads, best.folder)
+    hubs.upload_each(uploads, best.folder)
     sent = near_hub.uploaded.total()
-    upload(uploads, snapshot_of(2), snapshot_of(3), best=best)
+    hubs.upload_each(uploads, snapshot_of(2), snapshot_of(3), best=best)
     repo = near_hub.repo(hubs.REPO)
     assert near_hub.uploaded.total() - sent == 2  # a xorb for each new snapshot
     assert hubs.steps_at_head(repo) == [1, 3]
     assert hubs.latest(near_hub)["best_step"] == 1
     assert hubs.latest(near_hub)["best_loss"] == 2.0
     assert_refs_whole(near_hub)
-    upload(uploads, snapshot_of(4), best=Best(3, 1.5, snapshot_of(3)))
+    hubs.upload_each(uploads, snapshot_of(4), best=Best(3, 1.5, snapshot_of(3)))
     assert hubs.steps_at_head(repo) == [3, 4]
     assert_refs_whole(near_hub)
     # A later attempt that keeps none leaves it there.
-    upload(hubs.uploader(attempt_id="b", seen=hubs.seen(), keep=1), snapshot_of(5))
+    hubs.upload_each(hubs.uploader(attempt_id="b", seen=hubs.seen(), keep=1), snapshot_of(5))
     assert hubs.steps_at_head(repo) == [3, 5]
     assert hubs.latest(near_hub)["best_step"] == 3
     # Another run has another best.
     other = hubs.uploader(run_id="other", attempt_id="c", seen=hubs.seen(), takeover=True)
-    upload(other, snapshot_of(6))
+    hubs.upload_each(other, snapshot_of(6))
     assert hubs.steps_at_head(repo) == [6]
     assert hubs.latest(near_hub)["best_step"] == 0
 
@@ -267,7 +247,7 @@ def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, snapshot_of)
     best = Best(1, 2.0, snapshot_of(1))
     (best.folder / "model.safetensors").write_bytes(b"damaged")
     uploads = hubs.uploader()
-    upload(uploads, snapshot_of(2), snapshot_of(3), best=best)
+    hubs.upload_each(uploads, snapshot_of(2), snapshot_of(3), best=best)
     (message,) = uploads.messages()
     assert "the best snapshot is not uploaded" in message
     assert hubs.seen().best_step == 0
