@@ -23,7 +23,7 @@ from common.printable import reason_of
 from common.shared_files import digest_of, keep, kept
 from data.errors import DataError
 from data.reading.access import LOG_IN, OID, Access
-from data.reading.formats import is_data, suffixes
+from data.reading.formats import format_of, is_data, suffixes
 from data.reading.groups import TRAIN, DataFile
 
 NAME = re.compile(r"(?P<name>\w[\w.-]*(/[\w.-]+)?)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
@@ -156,15 +156,11 @@ def _builder(source: str, name: str, commit: str) -> Any:
 def _needs_a_copy(builder: Any) -> str:
     """Why the files of a data set are not read as they are; empty if they are."""
     from datasets import BuilderConfig
-    from datasets.packaged_modules.csv.csv import Csv
-    from datasets.packaged_modules.json.json import Json
-    from datasets.packaged_modules.parquet.parquet import Parquet
-    from datasets.packaged_modules.text.text import Text
 
-    if not isinstance(builder, (Csv, Json, Parquet, Text)):
+    urls = [str(url) for files in builder.config.data_files.values() for url in files]
+    if None in map(format_of, urls):
         return "it has no texts and no tables of one format"
     config, usual = vars(builder.config), vars(type(builder.config)())
-    urls = [str(url) for files in builder.config.data_files.values() for url in files]
     # Texts are read whole, and the files of a split are known.
     ignored = {"features", "keep_linebreaks", "sample_by", *vars(BuilderConfig())}
     if all(suffixes(url)[0] == ".tsv" for url in urls):

@@ -18,7 +18,7 @@ from data.reading.access import Access
 from data.reading.files import find_files, format_of_all
 from data.reading.formats import format_of
 from data.reading.groups import TRAIN, DataFile, Group, GroupText, Listing
-from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, Table, reader_of
+from data.reading.table import MOST_GROUP_BYTES, Format, Table, reader_of
 
 SAMPLE_BYTES = 1 << 16
 """Both ends of a local file, and its size, identify its content."""
@@ -89,12 +89,8 @@ def check_columns(table: Table) -> None:
 def columns_of(table: Table) -> dict[str, str]:
     """Name and type of each column. Raises BrokenText if the file is damaged."""
     table = replace(table, ahead=FIRST_REQUEST_BYTES)
-    try:
+    with table.decoding():
         return format_for(table).columns(table) if table.file.size else {}
-    except DataError:
-        raise
-    except UNREADABLE as error:
-        raise table.unreadable(None, 0, error) from error
 
 
 def _groups(tables: Sequence[Table], progress: Progress) -> list[Group]:
@@ -111,12 +107,8 @@ def _groups(tables: Sequence[Table], progress: Progress) -> list[Group]:
 
 def groups_of(table: Table) -> list[Group]:
     """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged."""
-    try:
+    with table.decoding():
         groups = format_for(table).groups(table)
-    except DataError:
-        raise
-    except UNREADABLE as error:
-        raise table.unreadable(None, 0, error) from error
     for group in groups:
         # The size of a compressed text is known only once it is read.
         if group.bytes > MOST_GROUP_BYTES and not table.file.is_compressed:
@@ -165,17 +157,22 @@ def documents(
     """
     number, has_rows, has_column, has_text = 0, False, False, False
     names: dict[str, None] = {}
-    try:
+
+    def place() -> str:
+        return f"the part after {table.place(group, number)}" if number else table.place(group)
+
+    with table.decoding(place):
         for number, values in format_for(table).rows(table, group):
             try:
                 if isinstance(values, BadRow):
                     raise values
                 text = table.column.document(values)
             except BadRow as error:
+                row = table.place(group, number)
                 if left_out is None:
-                    row = f"{table.place(group, number)} cannot be read"
-                    raise table.broken(f"{row}: {reason_of(error)}. {error.remedy}.") from error
-                left_out.append(f"{table.place(group, number)} ({reason_of(error)})")
+                    reason = f"{reason_of(error)}. {error.remedy}"
+                    raise table.broken(f"{row} cannot be read: {reason}.") from error
+                left_out.append(f"{row} ({reason_of(error)})")
                 continue
             has_rows = True
             if not has_column:
@@ -184,10 +181,6 @@ def documents(
             if text:
                 has_text = True
                 yield number, text
-    except DataError:
-        raise
-    except UNREADABLE as error:
-        raise table.unreadable(group, number, error) from error
     if table.is_whole(group) and has_rows and not has_text:
         raise table.no_text() if has_column else table.column.missing(table.where, names)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, Any, Protocol, cast
@@ -15,7 +16,7 @@ from typing import IO, Any, Protocol, cast
 from common.printable import reason_of
 from common.shared_files import digest_of, keep, kept
 from data.columns import TextColumn
-from data.errors import BadRow, BrokenText
+from data.errors import BadRow, BrokenText, DataError
 from data.reading.access import Access
 from data.reading.formats import (
     BROKEN_COMPRESSION,
@@ -168,14 +169,19 @@ class Table:
             "with data.text_column."
         )
 
-    def unreadable(self, group: Group | None, after: int, error: Exception) -> BrokenText:
-        """The error for a group that cannot be decoded after its row number `after`, or a file."""
-        what = self.file.name if group is None else self.place(group, after)
-        part = "the part after " if after else ""
-        return self.broken(
-            f"{part}{what} cannot be read: {reason_of(error)}. It is damaged, incomplete or not "
-            "what its name says: copy it again, or leave it out."
-        )
+    @contextmanager
+    def decoding(self, place: Callable[[], str] | None = None) -> Iterator[None]:
+        """Within it, errors of decoders become BrokenText: what `place` says, or the file."""
+        try:
+            yield
+        except DataError:
+            raise
+        except UNREADABLE as error:
+            what = self.file.name if place is None else place()
+            raise self.broken(
+                f"{what} cannot be read: {reason_of(error)}. It is damaged, incomplete or not what "
+                "its name says: copy it again, or leave it out."
+            ) from error
 
     def broken(self, sentence: str) -> BrokenText:
         """The error for the file that is read."""

@@ -6,13 +6,11 @@ import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from data.errors import DataError
 from data.pieces import Piece, with_final_newline
 from data.reading.groups import Group
-from data.reading.table import UNREADABLE, Row, Table
+from data.reading.table import PIECE_BYTES, Row, Table
 
 TITLE = "text"
-PIECE_BYTES = 1 << 20
 
 
 def groups(table: Table) -> list[Group]:
@@ -55,7 +53,7 @@ def _decoded(table: Table) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, piece = 0, b"?"
     has_begun = False  # a decompressor may give less than one character at first
-    try:
+    with table.decoding():
         content, _ = replace(table, ahead=PIECE_BYTES).open()
         while piece:
             piece = content.read(PIECE_BYTES)
@@ -71,7 +69,3 @@ def _decoded(table: Table) -> Iterator[str]:
                 yield shown
             has_begun |= text != ""
             offset += len(piece)
-    except DataError:
-        raise
-    except UNREADABLE as error:
-        raise table.unreadable(None, 0, error) from error
