@@ -314,6 +314,10 @@ class CausalLM(LanguageModel):
     def named(self) -> nn.Module:
         return self.lm
 
+    def initialise(self, module: nn.Module) -> None:
+        """As transformers: `LanguageModel.initialise`."""
+        self.lm._init_weights(module)
+
     def layout(self) -> Layout:
         from model.transformers_layout import TransformersLayout
 

@@ -12,9 +12,9 @@ from torch import nn
 from model.causal_lm import CausalLMConfig
 from model.family import LanguageModel, ModelConfig
 from model.gpt import GPTConfig
-from model.layout import Layout
+from model.layout import Layout, ModelError
 from model.lora import add_adapters
-from model.new_weights import NewWeights, Recording
+from model.new_weights import WithoutMemory
 
 FAMILIES: tuple[type[ModelConfig], ...] = (GPTConfig, CausalLMConfig)
 """The first that reads a config.json builds its model. The last, of transformers, reads any."""
@@ -53,15 +53,18 @@ def build_empty(
 ) -> LanguageModel:
     """A model whose parameters have no values yet, and take memory only when they are written.
 
-    `model.new_weights` has what a new model begins with. Buffers, which are constants, have their
-    values. `complete` may add parameters, such as adapters. Raises what `build_model` does.
+    Buffers, which are constants, have their values. `complete` may add parameters, such as
+    adapters. Raises what `build_model` does, and ModelError for a buffer that is no constant.
     """
-    with (recording := Recording()):
-        model = build_model(config)
-        if complete is not None:
-            complete(model)
-    layout = model.layout()
-    new = NewWeights(recording, {**layout.parameters(), **layout.adapters()})
+
+    def without_memory() -> LanguageModel:
+        with WithoutMemory():
+            model = build_model(config)
+            if complete is not None:
+                complete(model)
+        return model
+
+    model = without_memory()
     empty: dict[int, nn.Parameter] = {}
     for place, module in model.named_modules():
         for name, one in module.named_parameters(recurse=False):
@@ -72,8 +75,8 @@ def build_empty(
             setattr(module, name, empty.get(id(one), one))
         for name, one in module.named_buffers(recurse=False):
             if one.is_meta:
-                module._buffers[name] = new.value(one, f"{place}.{name}")
-    model.new_weights = new
+                raise ModelError(f"cannot be built: its buffer {place}.{name} is no constant")
+    model.template = without_memory
     return model
 
 
@@ -82,6 +85,6 @@ def layout_without_memory(config: ModelConfig) -> Layout:
 
     Raises ModelError and LoraError.
     """
-    with torch.device("meta"), Recording():
+    with torch.device("meta"), WithoutMemory():
         model = build_model(config)
     return model.layout()

@@ -9,7 +9,7 @@ Letters in shapes: B batch, H heads, T time (positions), D channels of a head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -24,7 +24,7 @@ from model.fp8 import Fp8, convert
 from model.head import IGNORED, Head
 from model.layout import Layout, Shape
 from model.lora import Lora
-from model.new_weights import NewWeights
+from model.new_weights import draw
 from model.nf4 import full_parameters
 from model.tensor import Plan, share_matrices
 
@@ -133,8 +133,8 @@ class LanguageModel(nn.Module, ABC):
     Muon orthogonalizes each of them. A weight whose rows are interleaved counts as one matrix.
     """
 
-    new_weights: NewWeights | None = None
-    """What its parameters begin with, if the model is new and they have no values yet."""
+    template: Callable[[], LanguageModel] | None = None
+    """Builds the same model without memory, if this one is new and has no values yet."""
     varlen: bool = False
     """Whether documents in a row are attended to by torch's variable-length kernel."""
     context: Context | None = None
@@ -219,16 +219,19 @@ class LanguageModel(nn.Module, ABC):
     def draw_new_weights(self, seed: int, adapters_only: bool = False) -> None:
         """Give a model of `build_empty`, prepared or not, the values that a new one begins with.
 
-        They are a function of the seed and of the parameters' names. Each process draws its shard
-        alone, without a collective. Raises ModelError for a parameter that nothing initialises.
+        They are a function of the seed and of the modules' names. Each process draws all blocks,
+        one at a time, and keeps its shard. Raises ModelError for a parameter that nothing
+        initialises.
         """
-        layout = self.layout()
-        assert self.new_weights is not None, "the model is not of build_empty"
-        assert adapters_only or not layout.packed(), "four bits are those of a base"
-        known = layout.adapters() if adapters_only else {**layout.parameters(), **layout.adapters()}
-        for name, parameter in known.items():
-            file, part = layout.place(name)
-            self.new_weights.draw(file, parameter, seed, part)
+        assert self.template is not None, "the model is not of build_empty"
+        assert adapters_only or not self.layout().packed(), "four bits are those of a base"
+        draw(self.template(), self, seed, adapters_only)
+
+    def initialise(self, module: nn.Module) -> None:
+        """Draw what a new model begins with, of one module's own parameters or its children's.
+
+        Children come first. What has no value afterwards gets torch's.
+        """
 
     # Without these three methods accelerate's FSDP2 does not see a tie, and trains wrongly.
     @abstractmethod

@@ -324,9 +324,9 @@ class GPT(LanguageModel):
         self.transformer = Transformer(config)
         self.lm_head = Head(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
-        self.apply(self._initialise)
+        self.apply(self.initialise)
 
-    def _initialise(self, module: nn.Module) -> None:
+    def initialise(self, module: nn.Module) -> None:
         """GPT-2's: N(0, 0.02), biases 0; projections onto the residual stream times 1/sqrt(2L)."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)

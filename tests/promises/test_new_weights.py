@@ -9,7 +9,7 @@ import pytest
 import runs
 
 SIZES = ("model.n_layer=1", "model.n_embd=288")
-"""Its larger matrices are two blocks of random numbers."""
+"""Sizes that three shards do not divide."""
 
 
 def first_weights(result) -> dict[str, str]:

@@ -176,9 +176,6 @@ class PretrainedModel:
             model = build_empty(sizes, self._add_adapters)
         except LoraError as error:
             raise ConfigError(str(error)) from error
-        if start.folder is None and not self.has_weights and model.new_weights is not None:
-            with model_errors(f"{base.key} "):
-                model.new_weights.refuse_incomplete()
         if self._lora is not None:
             if start.folder is None or start.state is None:
                 self.adapters = self._name_base(self._lora, model)
@@ -297,7 +294,12 @@ def fill_weights(
         if accelerator.scaler is not None and start.state.loss_scaler is not None:
             accelerator.scaler.load_state_dict(start.state.loss_scaler)
     else:
-        run_on_all(accelerator, lambda: model.draw_new_weights(seed, adapters_only=has_base))
+
+        def draw() -> None:
+            with model_errors("The model "):
+                model.draw_new_weights(seed, adapters_only=has_base)
+
+        run_on_all(accelerator, draw)
 
 
 def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, Any]:
