@@ -176,6 +176,8 @@ def test_each_row_of_a_table_that_has_text_is_a_document(prepare, text_of, tmp_p
         ("~nobody-has-this-name/*.txt", "matches no file"),
         ("/tmp/" + "y/" * 3000 + "*.txt", "cannot be opened: File name too long"),
         ("*.nothing", "matches no file"),
+        ("owner/name@a@b", "there is no such file"),
+        ("hf://a/model.parquet", "is not a name of the Hub: owner/name, owner/name@revision"),
         ("[", "matches no file"),
         ("/dev/null/a.txt", "cannot be opened: Not a directory"),
         ("\udcff.txt", "there is no such file"),

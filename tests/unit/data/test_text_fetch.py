@@ -25,6 +25,7 @@ TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400)).enco
 def short_waits(monkeypatch):
     monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr("data.reading.access.START_SECONDS", 0.1)
+    monkeypatch.setattr("data.reading.access.START_RATE_LIMIT_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -241,10 +242,12 @@ def test_a_password_in_an_address_is_neither_sent_nor_shown(tmp_path, served, us
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, DataError), (503, TextUnreachable)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, DataError), (503, TextUnreachable), (429, TextUnreachable)]
+)
 def test_a_server_that_fails_is_no_mistake_in_the_address(served, tmp_path, status, kind):
     address, answers, _ = served
-    answers["/a.txt"] = (status, of_length(), [])
+    answers["/a.txt"] = (status, {**of_length(), "Retry-After": "1e400"}, [])
     with pytest.raises(DataError) as caught:
         prepare(f"{address}/a.txt", tmp_path)
     assert type(caught.value) is kind
