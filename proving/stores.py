@@ -95,6 +95,7 @@ def rights(store: Store) -> Line:
     """Whether the token may write."""
     name = "rights in the store"
     try:
+        store.require_token()
         store.check_token()
     except Unsupported as error:
         return unchecked(name, str(error))

@@ -263,14 +263,17 @@ def _contents_at_start(
 
 def _read_or_create(own: RunStore) -> Contents:
     store = own.store
+    store.require_token()
+    contents = None
+    with suppress(StoreMissing):
+        contents = read_store(store)
     # Refused now and not at the first upload. A start needs no answer, and some servers give none.
     with suppress(StoreUnreachable, Unsupported):
         store.check_token()
-    try:
-        return read_store(store)
-    except StoreMissing:
+    if contents is None:
         store.create(own.private)
-        return read_store(store)
+        contents = read_store(store)
+    return contents
 
 
 def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunState) -> Contents:

@@ -214,15 +214,22 @@ def _download(
 ) -> Path:
     """Download the wanted files of a snapshot and verify them; their folder."""
     place, inside = f"{folder} of {contents.name}", f"{folder}/"
-    listed = {path.removeprefix(inside) for path in contents.files if path.startswith(inside)}
-    manifest = contents.files.get(inside + MANIFEST)
+    listed = {
+        path.removeprefix(inside): file
+        for path, file in contents.files.items()
+        if path.startswith(inside)
+    }
+    manifest = listed.get(MANIFEST)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
         raise SnapshotError(f"{place} has no {MANIFEST} of a valid size")
     here = download(contents, {inside + MANIFEST: None}, target, again) / folder
     try:
         entries = manifest_entries(here)
-        if missing := sorted({STATE, *entries} - (listed & entries.keys())):
+        if missing := sorted({STATE, *entries} - (listed.keys() & entries.keys())):
             raise SnapshotError(f"{place}: {missing[0]} is missing, or not in the manifest")
+        for name, (size, digest) in entries.items():
+            if listed[name].size != size or listed[name].sha256 not in (digest, None):
+                raise SnapshotError(f"{place}: {name} is not as its manifest says")
         if refuse is not None:
             download(contents, {inside + STATE: entries[STATE][1]}, target, again)
             _check_state(contents, folder, read_state(here), refuse)

@@ -17,7 +17,8 @@ from itertools import islice
 from pathlib import Path
 
 import huggingface_hub  # imports the rest at its first use, which a run without a Hub has not
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants, get_token
+from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from common.hub_client import deadline, hub_api, transfer
@@ -77,6 +78,12 @@ class Hub(Store):
     def is_offline(self) -> bool:
         """Whether this process must not use the Hub; that lasts as long as the process."""
         return bool(constants.HF_HUB_OFFLINE)
+
+    def require_token(self) -> None:
+        """Raise StoreRefused if there is no token. Makes no request."""
+        with self._asking():
+            if not get_token():
+                raise LocalTokenNotFoundError
 
     def check_token(self) -> None:
         """Raise StoreRefused if there is no token, or a read-only one."""

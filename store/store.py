@@ -141,6 +141,9 @@ class Store(ABC):
         """Whether this process must not use it."""
         return False
 
+    def require_token(self) -> None:  # noqa: B027
+        """Raise StoreRefused if the store needs a token and there is none. Makes no request."""
+
     def check_token(self) -> None:  # noqa: B027
         """Raise StoreRefused if there is no token, or a read-only one, where the store has them."""
 

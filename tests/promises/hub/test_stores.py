@@ -492,6 +492,7 @@ def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monke
 
 def test_no_token_of_the_hub_is_needed(folder, finished_run, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("store.hub.get_token", lambda: pytest.fail("the Hub's token was read"))
     assert started(folder, tmp_path / "run").warnings == ()
 
 
