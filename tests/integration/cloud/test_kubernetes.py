@@ -87,14 +87,6 @@ def test_a_set_starts_again_unless_a_machine_has_a_mistake():
 
 
 @each
-def test_an_attempt_has_time_to_stop_and_is_alone_with_its_repo(name):
-    spec = job_of(name)["spec"]
-    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > RunConfig().grace_seconds
-    assert spec["podReplacementPolicy"] == "Failed"
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"
-
-
-@each
 def test_the_arguments_are_those_of_the_attempts(name):
     command = container_of(name)["command"]
     assert command[:5] == ["tini", "--", "python", "-m", "cloud.attempts"]
@@ -109,22 +101,24 @@ def test_the_arguments_are_those_of_the_attempts(name):
 
 
 @each
-def test_the_token_is_a_secret_and_the_user_is_the_image_s(name):
-    variables = {one["name"]: one["valueFrom"] for one in container_of(name)["env"]}
+def test_a_pod_has_time_to_stop_a_secret_token_and_the_user_and_check_of_the_image(name):
+    spec, container = job_of(name)["spec"], container_of(name)
+    pod, dockerfile = spec["template"]["spec"], FOLDER.parent / "Dockerfile"
+    assert pod["terminationGracePeriodSeconds"] > RunConfig().grace_seconds
+    assert (spec["podReplacementPolicy"], pod["restartPolicy"]) == ("Failed", "Never")
+    variables = {one["name"]: one["valueFrom"] for one in container["env"]}
     assert variables["HF_TOKEN"]["secretKeyRef"] == {"name": "hf-token", "key": "token"}
     made = "kubectl create secret generic hf-token --from-literal=token=$HF_TOKEN"
     assert made in (FOLDER / name).read_text()
-    user = job_of(name)["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
-    assert f"useradd --create-home --uid {user} " in (FOLDER.parent / "Dockerfile").read_text()
-
-
-def test_a_job_s_probes_are_the_image_s_health_check():
-    container = container_of("job.yaml")
-    check = ["sh", "-c", images.read(FOLDER.parent / "Dockerfile").health]
-    assert container["livenessProbe"]["exec"]["command"] == check
-    start = container["startupProbe"]
-    assert start["exec"]["command"] == check
-    assert start["periodSeconds"] * start["failureThreshold"] >= RunConfig().start_timeout_seconds
+    user = pod["securityContext"]["runAsUser"]
+    assert f"useradd --create-home --uid {user} " in dockerfile.read_text()
+    if name == "job.yaml":
+        check = ["sh", "-c", images.read(dockerfile).health]
+        assert container["livenessProbe"]["exec"]["command"] == check
+        start = container["startupProbe"]
+        assert start["exec"]["command"] == check
+        seconds = start["periodSeconds"] * start["failureThreshold"]
+        assert seconds >= RunConfig().start_timeout_seconds
 
 
 def test_the_machines_of_a_set_meet_at_the_first_one():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -108,17 +107,29 @@ def test_a_mistake_has_its_own_exit_code_and_is_not_tried_again(tmp_path):
     assert "next attempt" not in result.stdout
 
 
+TWO = ("--config_file", "accelerate_configs/ddp_cpu.yaml", "--main_process_port=0", "train.py")
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("number", "code"),
+    ("number", "code", "launch"),
     [
-        (signal.SIGTERM, exits.EXIT_TERMINATED),
-        pytest.param(signal.SIGUSR1, exits.EXIT_AGAIN, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, exits.EXIT_INTERRUPTED, marks=pytest.mark.slow),
+        (signal.SIGTERM, exits.EXIT_TERMINATED, CPU),
+        pytest.param(signal.SIGTERM, exits.EXIT_TERMINATED, TWO, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, exits.EXIT_AGAIN, CPU, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, exits.EXIT_INTERRUPTED, CPU, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_the_first_process_stops_with_a_snapshot(small, tmp_path, number, code):
-    stops_with_a_snapshot(small, tmp_path, number, code, CPU)
+def test_a_signal_to_the_first_process_stops_with_a_snapshot(small, tmp_path, number, code, launch):
+    elsewhere = "--again-elsewhere"  # or SIGUSR1 would bring the next attempt
+    steps = "train.max_steps=100000"
+    words = [*MODULE, "--restarts", "5", elsewhere, *launch, *small, steps, f"run.dir={tmp_path}"]
+    with runs.started(words, into=tmp_path / "said", forked=False) as process:
+        runs.wait_until(lambda: runs.newest_step(tmp_path) > 0, process)
+        process.send_signal(number)
+        assert process.wait(60) == code, (tmp_path / "said").read_text()
+    assert runs.snapshot(tmp_path, runs.newest_step(tmp_path)).is_dir()
+    assert "next attempt" not in (tmp_path / "said").read_text()
 
 
 @pytest.mark.thorough
@@ -131,22 +142,3 @@ def test_a_signal_during_the_start_ends_it_with_its_code(small, tmp_path, starti
         runs.wait_until(lambda: len(attempts.children(recursive=True)) == deep, process)
         process.terminate()
         assert process.wait(30) == exits.EXIT_TERMINATED, (tmp_path / "said").read_text()
-
-
-@pytest.mark.slow
-def test_the_same_under_a_launcher_of_two_processes(small, tmp_path):
-    launch = ("--config_file", "accelerate_configs/ddp_cpu.yaml", "--main_process_port=0")
-    words = (*launch, "train.py")
-    stops_with_a_snapshot(small, tmp_path, signal.SIGTERM, exits.EXIT_TERMINATED, words)
-
-
-def stops_with_a_snapshot(small, run_dir: Path, number: int, code: int, launch) -> None:
-    elsewhere = "--again-elsewhere"  # or SIGUSR1 would bring the next attempt
-    steps = "train.max_steps=100000"
-    words = [*MODULE, "--restarts", "5", elsewhere, *launch, *small, steps, f"run.dir={run_dir}"]
-    with runs.started(words, into=run_dir / "said", forked=False) as process:
-        runs.wait_until(lambda: runs.newest_step(run_dir) > 0, process)
-        process.send_signal(number)
-        assert process.wait(60) == code, (run_dir / "said").read_text()
-    assert runs.snapshot(run_dir, runs.newest_step(run_dir)).is_dir()
-    assert "next attempt" not in (run_dir / "said").read_text()

@@ -80,36 +80,26 @@ def test_hosts_reach_each_other_by_name_and_the_hub_of_the_test(tmp_path):
         assert fetched.stdout.split() == ["whole"], fetched.stderr
 
 
-def test_a_cut_is_silence_and_what_was_sent_arrives_after_it():
-    with hosts(1) as (host,), connected(host) as connection:
-        host.cut()
-        assert_silent(host, connection)
-        host.join()
-        connection.settimeout(LATER)
-        assert connection.recv(100) == b"meanwhile"
-
-
-def test_a_host_loses_its_way_to_the_test_alone():
-    with hosts(2) as (first, second), connected(first) as connection:
-        first.lose()
-        assert_silent(first, connection)
-        with echoing(second):
-            asked = first.run([sys.executable, "-c", ASK, second.name])
-        assert asked.stdout.split() == [first.address], asked.stderr
-        first.find()
-        connection.settimeout(LATER)
-        assert connection.recv(100) == b"meanwhile"
-
-
-def test_a_killed_host_says_nothing_and_starts_anew():
-    with hosts(1) as (host,):
-        with connected(host) as connection:
-            assert host.processes()
-            host.kill()
-            assert not host.processes()
-            assert_silent(host, connection)
-        host.boot()
-        with connected(host):
+def test_a_host_that_is_cut_lost_or_killed_says_nothing():
+    with hosts(2) as (first, second):
+        for away, back in ((first.cut, first.join), (first.lose, first.find)):
+            with connected(first) as connection:
+                away()
+                assert_silent(first, connection)
+                if away == first.lose:  # to the test alone
+                    with echoing(second):
+                        asked = first.run([sys.executable, "-c", ASK, second.name])
+                    assert asked.stdout.split() == [first.address], asked.stderr
+                back()
+                connection.settimeout(LATER)
+                assert connection.recv(100) == b"meanwhile"
+        with connected(first) as connection:
+            assert first.processes()
+            first.kill()
+            assert not first.processes()
+            assert_silent(first, connection)
+        first.boot()
+        with connected(first):
             pass
 
 
