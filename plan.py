@@ -41,12 +41,12 @@ from planning.fits import (
     COMMUNICATOR,
     CONTEXT,
     GIB,
+    HOST,
     SLACK,
     Fit,
     advise,
     candidates,
     micro_batch_that_fits,
-    sent_once,
     within_machine,
 )
 from snapshot.base import open_base
@@ -59,11 +59,6 @@ from training.distributed.sharing import refuse_context, refuse_size, why_not_sh
 from training.memory import available_memory
 from training.step import freeze
 
-PEAK_IN = {
-    "evaluation": "in the evaluation",
-    "sampling": "in the sample",
-    "snapshot": "while a snapshot is written",
-}
 CHARACTERS_PLANNED = 256
 STORED_AS = {"bfloat16": "bf16", "float16": "fp16"}
 """`model.frozen_dtype` by the dtype in a config.json."""
@@ -92,6 +87,7 @@ def plan(options: argparse.Namespace) -> int:
             frozen_dtype=config.model.frozen_dtype,
             attention=None if config.run.attention == "auto" else config.run.attention,
             reduce_dtype=config.run.reduce_dtype,
+            sync_each=config.run.sync_each_micro_batch,
         )
         check_processes(options, config)
         model, stored_as = planned_model(options, config)
@@ -112,34 +108,26 @@ def plan(options: argparse.Namespace) -> int:
     chosen = None if split.accumulation == 1 else split.micro_batch
     requested = config.train.micro_batch_size
     advice, code = advise(fits, model, requested, chosen, here, options.overrides)
-    parameters = parameter_count(counted)
-    trained = sum(entry.numel() for entry in counted.parameters() if entry.requires_grad)
     if options.json:
-        micro = split.micro_batch
+        micro, parameters = split.micro_batch, parameter_count(counted)
         content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
         print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
         return code
-    print_plan(config, model, parameters, trained, options, fits, split)
+    print_plan(config, counted, options, fits, split)
     print(f"\n{advice}")
     return code
 
 
-Found = tuple[list[Fit], Split]
-"""The memory of each way to distribute a run, and the division of a step by the first that fits."""
-
-
 def fits_of_strategies(
     options: argparse.Namespace, config: Config, model: LanguageModel, shape: Shape, memory: float
-) -> Found:
-    """The strategies for the processes, from the fastest to the one with the lowest memory."""
+) -> tuple[list[Fit], Split]:
+    """The strategies, from the fastest to the lowest memory, and the division of a step."""
     strategies = candidates(model.config, shape, options.machines)
     sequences, micro = config.train.global_batch_size, config.train.micro_batch_size
     if micro is None:
         of_each = Split.of(sequences, None, shape.parts).micro_batch
         micro = micro_batch_that_fits(strategies, of_each, memory)
     split = Split.of(sequences, micro, shape.parts)
-    if split.accumulation > 1:
-        strategies = sent_once(strategies, not config.run.sync_each_micro_batch)
     return [one.fit(memory, split.micro_batch, split.accumulation) for one in strategies], split
 
 
@@ -204,35 +192,29 @@ def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
 
 def print_plan(
     config: Config,
-    model: ModelConfig,
-    parameters: int,
-    trained: int,
+    model: LanguageModel,
     options: argparse.Namespace,
     fits: list[Fit],
     split: Split,
 ) -> None:
-    """Print the table of strategies, with the model above and notes below.
-
-    The model has so many `parameters`, of which so many are `trained`.
-    """
-    where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
-    if options.machines > 1:
-        where += f", on {options.machines} machines"
-    way = model.activation_checkpointing
-    checkpointing = ", activation checkpointing" + (f" ({way})" if isinstance(way, str) else "")
-    checkpointing = checkpointing if way else ""
+    """Print the table of strategies, with the model above and notes below."""
+    sizes, shape, parameters = model.config, fits[0].strategy.shape, parameter_count(model)
+    trained = sum(entry.numel() for entry in model.parameters() if entry.requires_grad)
     print(
-        f"model     {parameters:,} parameters: {model.n_layer} layers, {model.n_head} heads, "
-        f"{model.n_embd} wide, context {model.block_size}, vocabulary {model.vocab_size:,}"
+        f"model     {parameters:,} parameters: {sizes.n_layer} layers, {sizes.n_head} heads, "
+        f"{sizes.n_embd} wide, context {sizes.block_size}, vocabulary {sizes.vocab_size:,}"
     )
     if trained < parameters:
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
-        shape = fits[0].strategy.shape
         kind = shape.stored_as if shape.frozen_dtype == AUTO else shape.frozen_dtype
         print(f"frozen    {parameters - trained:,} of them, by {key}={value}, kept in {kind}")
     print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
-    print(f"machine   {where}, {options.precision}{checkpointing}")
+    where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
+    if options.machines > 1:
+        where += f", on {options.machines} machines"
+    way = str(config.model.activation_checkpointing).lower()
+    print(f"machine   {where}, {options.precision}, activation checkpointing: {way}")
     parts, who = split.parts, f"{options.processes} processes"
     if parts < options.processes:
         who = f"{parts} groups of {options.processes // parts} processes"
@@ -242,88 +224,51 @@ def print_plan(
         f"{split.accumulation} accumulated{padding}"
     )
     print(f"\n{_table(fits)}\n")
-    counted = (
-        "Tensors are counted in a traced update, evaluation and sample, and for a snapshot. They "
-        "are not all there at once: the peak is less than their sum."
-    )
-    print(textwrap.fill(f"{counted} {_outside(fits)}", 95))
-    for row in fits:
-        if row.peak_in != "update":
-            print(
-                f"{row.strategy.name} has its peak {PEAK_IN[row.peak_in]}: an update takes "
-                f"{row.peaks['update'] / GIB:.2f}."
-            )
-        if row.on_cpu:
-            what = [] if row.on_cpu == row.host else ["weights, gradients and optimizer"]
-            what += ["inputs of blocks"] if row.host else []
-            print(
-                f"{row.strategy.name} keeps {' and '.join(what)}, "
-                f"{row.on_cpu / GIB:.2f} GiB a process, in the machine's memory."
-            )
-    writer, copies = max(row.writer for row in fits), max(row.copies for row in fits)
-    print(
-        f"A process that writes a snapshot needs {writer / GIB:.2f} GiB of the machine's memory, "
-        f"and {copies / GIB:.2f} GiB for copies\nif twice as much is free; if not, the next update "
-        "waits until it is written."
-    )
-    print_storage(config, model)
-
-
-def print_storage(config: Config, model: ModelConfig) -> None:
-    """Print what snapshots take, in GB, on the disk and on the Hub."""
-    layout = layout_for(model)
+    device, library = shape.device, "NCCL" if shape.device == "cuda" else "gloo"
+    notes = [
+        "Tensors are counted in a traced update. They are not all there at once: the peak is less "
+        "than their sum. 'Outside' is an estimate: "
+        f"{CONTEXT[device] / GIB:.2f} GiB for Python with torch and a GPU's context, "
+        f"{COMMUNICATOR[device] / GIB:.2f} for each {library} communicator, "
+        f"{SLACK[device] / GIB:.2f} of slack, and sums of attention's backward pass."
+    ]
+    notes += [
+        f"{row.strategy.name} keeps {row.on_cpu / GIB:.2f} GiB a process in the machine's memory."
+        for row in fits
+        if row.on_cpu
+    ]
+    layout = layout_for(sizes)
     layout.freeze(config.optim.freeze)
-    snapshot = snapshot_bytes(layout, config.optim.name) / 1e9
-    keep, hub = config.snapshot.keep, config.hub
-    print(
+    snapshot, keep = snapshot_bytes(layout, config.optim.name) / 1e9, config.snapshot.keep
+    notes.append(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "
-        f"snapshot.keep={keep} and one being written.\nOn the Hub it is "
-        f"{snapshot * (hub.keep + 1):.1f} GB with hub.keep={hub.keep} and one being uploaded, and "
-        f"up to {snapshot * hub.keep:.1f} GB more for each milestone (hub.milestone_every)."
+        f"snapshot.keep={keep} and one being written, and in a store "
+        f"{snapshot * (config.hub.keep + 1):.1f} GB with hub.keep={config.hub.keep} and one being "
+        "uploaded, without milestones."
     )
-
-
-def _outside(fits: list[Fit]) -> str:
-    """What is estimated outside tensors, as a sentence."""
-    device, library = fits[0].strategy.shape.device, "NCCL"
-    context = "the CUDA context"
-    if device == "cpu":
-        context, library = "Python with torch", "gloo"
-    parts = [f"{CONTEXT[device] / GIB:.2f} GiB for {context}"]
-    counts = {row.strategy.name: row.strategy.communicators for row in fits}
-    if several := [f"{name}: {count}" for name, count in counts.items() if count > 1]:
-        others = "; others: 1" * (len(several) < len(counts))
-        each = ", ".join(several) + others
-        parts.append(f"{COMMUNICATOR[device] / GIB:.2f} for each {library} communicator ({each})")
-    elif any(counts.values()):
-        parts.append(f"{COMMUNICATOR[device] / GIB:.2f} for the {library} communicator")
-    if SLACK[device]:
-        parts.append(f"{SLACK[device] / GIB:.2f} of slack for workspaces and fragments")
-        parts.append("sums of attention's backward pass")
-    return f"'Outside' is an estimate: {', '.join(parts)}."
+    print("\n".join(textwrap.fill(note, 95) for note in notes))
 
 
 def _table(fits: list[Fit]) -> str:
     heads = ["GiB per process", "weights", "gradients", "optimizer", "activations", "buffers"]
-    heads += ["peak", "+ outside", "", "largest micro-batch", "sent a step", "accelerate_configs/"]
+    heads += ["peak", "+ outside", "", "largest micro-batch", "accelerate_configs/"]
     lines = [heads]
     for row in fits:
-        sizes = (row.parameters, row.gradients, row.optimizer, row.activations, row.buffers)
+        sizes = [size for kind, size in row.kinds.items() if kind != HOST]
         lines.append(
             [
                 row.strategy.name,
                 *(f"{size / GIB:.2f}" for size in (*sizes, row.peak, row.outside)),
                 "fits" if row.fits else "no",
                 str(row.largest_micro_batch or "-"),
-                f"{row.sent / GIB:.2f}",
                 row.strategy.config,
             ]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text_columns = (0, len(heads) - 1)
+    texts = (0, len(heads) - 1)
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column in text_columns else cell.rjust(width)
+            cell.ljust(width) if column in texts else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines

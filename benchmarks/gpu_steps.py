@@ -303,7 +303,7 @@ def planned_bytes(case: Case) -> float:
         fp8=TENSORWISE if case.precision == FP8 else None,
         optimizer=case.optimizer,
     )
-    return float(_candidate(case.model(), shape).peaks(case.batch(), False)["update"])
+    return float(_candidate(case.model(), shape).estimate.peak(case.batch(), False))
 
 
 def deterministic(case: Case, seconds: float) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ the memory that an allocator or a driver reserves.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,57 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "host")
 """`activations` are all tensors without another kind, temporaries included; `buffers` are copies
-for communication between processes: DDP's buckets, FSDP's gathered blocks; `host` are activations
-in the CPU's memory, of a plan for GPUs."""
-
-FUNCTIONAL = "_c10d_functional"
-"""The namespace of torch's collectives that return their result."""
-COLLECTIVES: dict[str, tuple[str, int | None]] = {
-    "allgather": ("all-gather", 0),
-    "reduce_scatter": ("reduce-scatter", 1),
-    "allreduce": ("all-reduce", 0),
-    "all_gather_into_tensor": ("all-gather", None),
-    "alltoall": ("all-to-all", 1),
-}
-"""Collectives by a part of the name of torch's operation: the kind, and the index of the argument
-that is the full tensor (what a process gives to all, of an all-to-all), unless that is the
-result."""
-UPDATE, CLIP, SUM = "update", "clip", "sum"
-"""The places of the optimizer's update, of the clipping before it, and of sums of gradients that
-processes with the same matrices have parts of."""
-BETWEEN_COPIES = "all-gather of updates"
-"""An all-gather in the update: between all processes under DDP, between replicas otherwise."""
-
-OF_CONTEXT = {
-    "all_to_all_single": "all-to-all of positions and heads",
-    "all_reduce": "all-reduce of chosen experts",
-}
-"""Collectives of processes that share sequences, by torch's name."""
-OF_TENSORS = {
-    "all_gather_into_tensor": "all-gather of positions",
-    "reduce_scatter_tensor": "reduce-scatter of outputs",
-    "all_reduce": "all-reduce of outputs",
-}
-"""Collectives of processes that share matrices, by torch's name. In a backward pass they gather
-gradients of outputs, and add up those of positions."""
-OF_VOCABULARY = "all-reduce over the vocabulary"
-"""Theirs in the loss: maxima and sums of a position's logits."""
-SUMMED, NORMS = "all-reduce of gradients", "all-gather of norms"
-"""Theirs once a step: of parameters that each process has whole, and to clip."""
-IN_MICRO_BATCHES = (*OF_CONTEXT.values(), *OF_TENSORS.values(), OF_VOCABULARY)
-"""The collectives that each micro-batch has, however FSDP accumulates."""
-
-
-def shared_kind(operation: str, dimensions: int) -> str | None:
-    """The kind of a collective of a forward or backward pass; None for one of another library.
-
-    Heads that are exchanged have five dimensions, as sums of a load-balancing loss; outputs of
-    layers have three.
-    """
-    if operation == "all_reduce" and dimensions < 3:
-        return OF_VOCABULARY
-    return (OF_CONTEXT if dimensions == 5 else OF_TENSORS).get(operation)
-
+for communication between processes, such as FSDP's gathered blocks; `host` are activations in the
+CPU's memory, of a plan for GPUs."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""
@@ -131,10 +81,6 @@ class LiveBytes(TorchDispatchMode):
         self._as_gloo = as_gloo
         self.log = AllocationLog(granule)
         self.place: Place = ()
-        self.traffic: Counter[tuple[Place, str]] = Counter()
-        """Bytes by place (its first two items) and kind of collective, one of `COLLECTIVES`."""
-        self.times = 1
-        """How often what is computed now would be computed, of which the traffic has all."""
         self._known: dict[int, tuple[weakref.ref[Any], Lifetime]] = {}
         self._resize = torch.UntypedStorage.resize_
 
@@ -153,17 +99,15 @@ class LiveBytes(TorchDispatchMode):
                 result = packed[0].__torch_dispatch__(func, types, args, kwargs or {})
         else:
             result = func(*args, **(kwargs or {}))
-        is_collective = getattr(func, "namespace", "") in ("c10d", FUNCTIONAL, "fsdp")
+        is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "fsdp")
         for leaf in tree_leaves((args, kwargs, result) if is_collective else result):
             if isinstance(leaf, Tensor):
                 lifetime = self._record(leaf, "activations")
                 if is_collective and lifetime.kind == "activations":
                     lifetime.kind = "buffers"
-        if is_collective:
-            self._count_traffic(str(func), args, result)
-            if self._as_gloo and "_reduce_scatter_base_" in str(func):
-                copy = self.log.allocate(args[1].nbytes, "activations", self.place)
-                self.log.free(copy, self.place)
+        if self._as_gloo and "_reduce_scatter_base_" in str(func):
+            copy = self.log.allocate(args[1].nbytes, "activations", self.place)
+            self.log.free(copy, self.place)
         return result
 
     def __enter__(self) -> LiveBytes:
@@ -182,21 +126,6 @@ class LiveBytes(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(*error)
-
-    def _count_traffic(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """Add the bytes of the full tensor that a collective operation gathers or reduces."""
-        namespace, operation, *_ = name.split(".")
-        place = self.place[0] if self.place else ""
-        if namespace == FUNCTIONAL and place not in (CLIP, UPDATE):  # there they are DTensor's
-            if (shared := shared_kind(operation, args[0].dim())) is not None:
-                size = max(args[0].nbytes, result.nbytes)
-                self.traffic[self.place[:2], shared] += self.times * size
-            return
-        for word, (kind, index) in COLLECTIVES.items():
-            if word in name:
-                full = result if index is None else args[index]
-                tensors = [leaf for leaf in tree_leaves(full) if isinstance(leaf, Tensor)]
-                self.traffic[self.place[:2], kind_at(kind, place)] += sum(t.nbytes for t in tensors)
 
     def _record(self, tensor: Tensor, kind: str) -> Lifetime:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
@@ -222,16 +151,6 @@ class LiveBytes(TorchDispatchMode):
         self.log.free(before, self.place)
         after = self.log.allocate(storage.nbytes(), "buffers", self.place)
         self._known[storage._cdata] = (reference, after)
-
-
-def kind_at(kind: str, place: str) -> str:
-    """The kind of a collective at a place of a step where it is not FSDP's or DDP's own."""
-    kinds = {
-        ("all-gather", UPDATE): BETWEEN_COPIES,
-        ("all-gather", CLIP): NORMS,
-        ("all-reduce", SUM): SUMMED,
-    }
-    return kinds.get((kind, place), kind)
 
 
 class _Inside(TorchDispatchMode):

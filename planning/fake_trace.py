@@ -1,4 +1,4 @@
-"""Trace of a run's phases on fake tensors: all allocations, without the memory or the arithmetic.
+"""Trace of an update on fake tensors: all allocations, without the memory or the arithmetic.
 
 It runs the real model and optimizer with the real wrapping of DDP or FSDP, as process 0 of a fake
 process group. No GPU is needed: the tensors are fake CPU tensors, and planning/kernels.py replaces
@@ -8,10 +8,10 @@ the operations for which CUDA saves other tensors for the backward pass.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
@@ -32,7 +31,7 @@ from model.context import Context
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
-from planning.allocation_log import CLIP, UPDATE, LiveBytes
+from planning.allocation_log import LiveBytes
 from planning.kernels import (
     cuda_kernels,
     few_chunks,
@@ -41,12 +40,9 @@ from planning.kernels import (
 )
 from training.distributed.accelerator import (
     REDUCE_DTYPES,
-    DdpOptions,
-    grads_in_buckets,
     reducing_in,
     set_communication,
 )
-from training.evaluation import TOKENS
 from training.step import freeze, make_optimizer
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -125,17 +121,16 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     return model
 
 
-def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
-    """The allocations of one update, and of the evaluation and the sample after it.
+def traced_update(config: ModelConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
+    """The allocations of an update, which follows an earlier one.
 
-    The update has two micro-batches, because further ones are like the second, and follows an
-    earlier update. Places are ("start" | "forward" | "head" | "backward", phase, layer) and
-    ("update",). The phase is the number of a micro-batch, "evaluation" or "sampling".
+    It has two micro-batches: further ones are like the second. Places are ("start" | "head",
+    micro), ("forward" | "backward", micro, layer), ("clip",) and ("update",).
     """
     on_cpu = shape.device == "cpu"
     tracker = LiveBytes(1 if on_cpu else CUDA_GRANULE, as_gloo=on_cpu)
     kernels = contextlib.ExitStack()
-    kernels.enter_context(few_chunks(lambda times: setattr(tracker, "times", times)))
+    kernels.enter_context(few_chunks())
     if shape.device == "cuda":
         kernels.enter_context(cuda_kernels())
         kernels.enter_context(offloading(lambda copy: tracker.mark([copy], "host")))
@@ -164,15 +159,13 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         optimizer = make_optimizer(bare, optim, CPU, shape.precision)
         with tracker, kernels:
             # An earlier update, which creates the optimizer's state.
-            if mesh is None and shape.processes > 1:
-                model = _replicated(model, shape, tracker)
-                model(ids[:1, :1], ids[:1, :1]).backward()
-            else:
-                for parameter in parameters:
-                    parameter.grad = torch.zeros_like(parameter)
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+                tracker.mark([parameter.grad], "gradients")
             _first_update(optimizer, shape)
-            optimizer.zero_grad(set_to_none=not grads_in_buckets(model))
-            tracker.traffic.clear()
+            # Under DDP gradients are views of its buckets, which stay allocated.
+            set_to_none = shape.processes == 1 or shape.is_fsdp
+            optimizer.zero_grad(set_to_none)
             for state in optimizer.state.values():
                 tracker.mark(state.values(), "optimizer")
             _track_layers(list(bare.blocks), tracker)
@@ -180,22 +173,16 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
                 tracker.place = ("start", micro)
                 if mesh is not None:
                     set_communication(model, last=micro == 1, each=shape.sync_each)
-                no_sync = micro == 0 and isinstance(model, DistributedDataParallel)
-                with model.no_sync() if no_sync else contextlib.nullcontext():  # type: ignore
-                    loss = _forward(model, shape, *batch)
-                    (loss.float() / 2).backward()
+                # Autocast frees its copies of the weights at its end.
+                with torch.autocast("cpu", DTYPES[shape.precision], shape.precision != "no"):
+                    loss = model(*batch)
+                (loss.float() / 2).backward()
                 del loss
-            tracker.place = (CLIP,)
+            tracker.place = ("clip",)
             nn.utils.clip_grad_norm_(parameters, 1.0, 2.0)
-            tracker.place = (UPDATE,)
+            tracker.place = ("update",)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=not grads_in_buckets(model))
-            with torch.no_grad():
-                model.eval()
-                tracker.place = ("start", "evaluation")
-                _forward(model, shape, *batch)
-                tracker.place = ("start", "sampling")
-                _sample(bare, shape)
+            optimizer.zero_grad(set_to_none)
     return tracker
 
 
@@ -209,54 +196,6 @@ def _first_update(optimizer: Optimizer, shape: Shape) -> None:
             f"optim.name={shape.optimizer} cannot be planned: its update{sharded} fails on tensors "
             f"without data ({type(error).__name__}). Plan with an optimizer of as much state."
         ) from error
-
-
-def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) -> Tensor:
-    """A forward pass under autocast, which frees its copies of the weights at the end."""
-    with torch.autocast("cpu", DTYPES[shape.precision], enabled=shape.precision != "no"):
-        result: Tensor = model(*inputs, **options)
-    return result
-
-
-def _sample(model: LanguageModel, shape: Shape) -> None:
-    """Compute the last tokens of a sample as `model.generate` does: they use the most memory."""
-    config, cache = model.config, model.new_cache()
-    window = torch.zeros(1, config.block_size, dtype=torch.int64)
-    _fill(
-        cache,
-        min(config.block_size, TOKENS) - 1,
-        lambda empty: _forward(model, shape, window[:, :1], cache=empty),
-    )
-    logits = _forward(model, shape, window[:, :1], cache=cache)
-    if config.block_size <= TOKENS:  # the window slides, and the cache stays in memory
-        for _ in range(2):  # the previous logits are still in memory
-            halves = _forward(model, shape, window)
-            logits = halves if shape.is_fsdp else halves.float()  # as accelerate does without FSDP
-            del halves
-    del logits
-
-
-def _fill(cache: Any, positions: int, forward: Callable[[Any], Tensor]) -> None:
-    """Add this many positions to a cache. Only the first is computed, to get their shapes."""
-    first: dict[int, tuple[Tensor, Tensor]] = {}
-    update = cache.update
-
-    def note(keys: Tensor, values: Tensor, layer: int, *more: Any, **options: Any) -> Any:
-        first[layer] = keys, values
-        return update(keys, values, layer, *more, **options)
-
-    if positions:
-        cache.update = note
-        forward(cache)
-        del cache.update
-    for layer, of_layer in first.items():
-        more = [
-            tensor.new_empty(1, tensor.size(1), positions - 1, tensor.size(3))
-            for tensor in of_layer
-        ]
-        cache.update(*more, layer)
-        del more, of_layer
-    first.clear()
 
 
 def _track_layers(blocks: list[nn.Module], tracker: LiveBytes) -> None:
@@ -328,42 +267,3 @@ def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     )
     prepared: nn.Module = fsdp2_prepare_model(accelerator, model)
     return prepared
-
-
-def _replicated(model: nn.Module, shape: Shape, tracker: LiveBytes) -> DistributedDataParallel:
-    """Wrap the model for DDP; a communication hook replaces the all-reduce of the fake group."""
-    dtype = REDUCE_DTYPES[shape.reduce_dtype]
-    before = len(tracker.log.lifetimes)
-    replicated = DistributedDataParallel(model, init_sync=False, **DdpOptions().to_kwargs())
-    for lifetime in tracker.log.lifetimes[before:]:
-        lifetime.kind = "buffers"
-
-    # No annotations, because DDP checks them.
-    def all_reduce(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        sent = bucket.buffer().to(dtype)
-        tracker.mark([sent] if sent is not bucket.buffer() else [], "buffers")
-        tracker.traffic[tracker.place[:2], "all-reduce"] += sent.nbytes
-        future: Any = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    replicated.register_comm_hook(None, all_reduce)
-    replicated.reducer = cast(Any, _FixedBuckets(replicated.reducer))
-    return replicated
-
-
-class _FixedBuckets:
-    """DDP's reducer without the rebuilding of buckets in the order of the gradients.
-
-    That would broadcast the order as numbers, which fake tensors do not have. The total size of the
-    buckets would be the same.
-    """
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-    def _rebuild_buckets(self) -> bool:
-        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -16,12 +16,10 @@ from model.family import ModelConfig, parameter_count
 from model.fp8 import FP8
 from model.recompute import OFFLOAD
 from planning.allocation_log import KINDS
-from planning.estimate import MemoryEstimate, writing_memory
+from planning.estimate import MemoryEstimate
 from planning.fake_trace import DTYPES, Shape
 
 GIB = 2**30
-PERSISTENT = ("parameters", "optimizer")
-"""The kinds of tensors that exist between updates."""
 OFFLOADED = ("parameters", "gradients", "optimizer")
 """The kinds of tensors that offloading moves to the CPU's memory."""
 HOST = "host"
@@ -71,31 +69,14 @@ class Fit:
     """The memory of each process under a strategy at a micro-batch, in bytes."""
 
     strategy: Strategy
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    """The largest of these peaks."""
-    buffers: float
-    """Peak of the tensors in communication between processes."""
-    host: float
-    """Activations in the CPU's memory."""
+    kinds: dict[str, float]
+    """The most bytes of each kind of tensor, one of `KINDS`."""
     peak: float
-    """The largest sum of all tensors in the limited memory; at most the sum of the above."""
-    peaks: dict[str, float]
-    """The peak of each phase of a run."""
-    peak_in: str
-    """The phase with the peak."""
+    """The largest sum of all tensors in the limited memory."""
     outside: float
     """Estimate of the memory outside tensors."""
     on_cpu: float
     """Tensors that offloading stores in the CPU's memory."""
-    writer: float
-    """CPU memory that a process needs to write a snapshot, for a run on GPUs."""
-    copies: float
-    """Additional CPU memory that it uses for copies if half of what is free suffices."""
-    sent: float
-    """Bytes that a process sends in a step."""
     largest_micro_batch: int
     """Sequences; 0 if not even one fits."""
     fits: bool
@@ -124,44 +105,38 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
     if several and processes > machines:
         yield Strategy("hybrid", "fsdp_hybrid.yaml", of(processes // machines))
     yield Strategy("FSDP", "fsdp_multinode.yaml" if several else "fsdp.yaml", of(processes))
-    if precision != "fp16":  # train.py refuses it
+    if precision != "fp16" and shape.sync_each:  # train.py refuses it
         yield Strategy("FSDP, offload", "fsdp_offload.yaml", of(processes), offload=True)
 
 
 def mesh_strategy(shape: Shape, machines: int) -> Strategy:
-    """The strategy of a shape, named by the sizes of accelerate's mesh that are larger than 1."""
+    """The strategy of processes that share something, named by the sizes of its mesh above 1."""
     sizes = {"replicate": shape.copies, "shard": shape.shards // shape.context}
     sizes |= {"cp": shape.context, "tp": shape.tensor}
     name = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    shared = shape.context > 1 or shape.tensor > 1
+    config = "cp" if shape.context > 1 else "tp"
     if machines > 1:
-        config = "fsdp_hybrid.yaml"
-        if not shared and 1 in (shape.shards, shape.copies):
-            config = "ddp_multinode.yaml" if shape.shards == 1 else "fsdp_multinode.yaml"
-    elif not shared:
-        config = "ddp.yaml" if shape.shards == 1 else "fsdp.yaml"
-    else:
-        config = "cp.yaml" if shape.context > 1 else "tp.yaml"
-        if shape.device == "cpu":
-            config = config.replace(".", "_cpu.")
-            if shape.context == 1 and shape.shards > 1:
-                config = "fsdp_tp_cpu.yaml"
-    return Strategy(name, config, shape)
+        config = "fsdp_hybrid"
+    elif shape.device == "cpu":
+        config = "fsdp_tp_cpu" if config == "tp" and shape.shards > 1 else f"{config}_cpu"
+    return Strategy(name, f"{config}.yaml", shape)
 
 
+@dataclass(frozen=True)
 class Candidate:
     """A strategy with the memory estimate of a model under it."""
 
-    def __init__(self, strategy: Strategy, config: ModelConfig, estimate: MemoryEstimate) -> None:
-        self.strategy = strategy
-        self.config = config
-        self.estimate = estimate
-        self.elsewhere = (*OFFLOADED, HOST) if strategy.offload else (HOST,)
-        self.writing = writing_memory(config, strategy.shape, strategy.offload)
+    strategy: Strategy
+    estimate: MemoryEstimate
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The kinds of tensors in the machine's memory."""
+        return (*OFFLOADED, HOST) if self.strategy.offload else (HOST,)
 
     def outside(self, sequences: int) -> float:
         """Bytes of memory other than traced tensors: an estimate."""
-        shape, config = self.strategy.shape, self.config
+        shape, config = self.strategy.shape, self.estimate.config
         size = CONTEXT[shape.device] + SLACK[shape.device]
         size += self.strategy.communicators * COMMUNICATOR[shape.device]
         if shape.device == "cuda":
@@ -176,44 +151,25 @@ class Candidate:
             size += _largest_group(config) / shape.shards * (width + 4)
         return size
 
-    def peaks(self, sequences: int, accumulating: bool) -> dict[str, float]:
-        """The maximum bytes of tensors in the limited memory, for each phase of a run."""
-        shape = self.strategy.shape
-        # DDP's gradients stay in its communication buckets.
-        is_ddp = shape.processes > 1 and not shape.is_fsdp
-        kinds = (*PERSISTENT, "gradients") if is_ddp else PERSISTENT
-        persistent = sum(
-            self.estimate.largest(kind, sequences, accumulating)
-            for kind in kinds
-            if kind not in self.elsewhere
-        )
-        traced = self.estimate.peaks(sequences, accumulating, self.elsewhere)
-        return {**traced, "snapshot": persistent + self.writing.on_device}
-
     def needed(self, sequences: int, accumulating: bool) -> float:
         """Bytes of the limited memory that are needed at a micro-batch."""
-        return max(self.peaks(sequences, accumulating).values()) + self.outside(sequences)
+        peak = self.estimate.peak(sequences, accumulating, self.elsewhere)
+        return peak + self.outside(sequences)
 
     def largest(self, memory: float) -> int:
         """The largest micro-batch that fits, also while gradients accumulate."""
-        return _largest(lambda sequences: self.needed(sequences, True) <= memory)
+        return largest_that_fits(lambda sequences: self.needed(sequences, True), memory)
 
     def fit(self, memory: float, micro_batch_size: int, accumulation: int) -> Fit:
         """The memory at this micro-batch, and whether it is at most `memory` bytes."""
         micro, accumulating = micro_batch_size, accumulation > 1
-        most = {kind: self.estimate.largest(kind, micro, accumulating) for kind in KINDS}
-        peaks = self.peaks(micro, accumulating)
+        kinds = {kind: self.estimate.largest(kind, micro, accumulating) for kind in KINDS}
         return Fit(
             self.strategy,
-            **most,
-            peak=max(peaks.values()),
-            peaks=peaks,
-            peak_in=max(peaks, key=peaks.__getitem__),
+            kinds,
+            peak=self.estimate.peak(micro, accumulating, self.elsewhere),
             outside=self.outside(micro),
-            on_cpu=sum(most[kind] for kind in self.elsewhere),
-            writer=self.writing.on_host,
-            copies=self.writing.copies,
-            sent=self.estimate.sent(micro, accumulation),
+            on_cpu=sum(kinds[kind] for kind in self.elsewhere),
             largest_micro_batch=self.largest(memory),
             fits=self.needed(micro, accumulating) <= memory,
         )
@@ -226,28 +182,11 @@ def candidates(
 ) -> list[Candidate]:
     """All strategies with their memory estimates, from the fastest to the lowest memory."""
     # FSDP has the same shape with and without offloading: one estimate serves both.
-    estimate = cache(MemoryEstimate)
+    estimate = lru_cache(MemoryEstimate)
     return [
-        Candidate(strategy, config, estimate(config, strategy.shape))
+        Candidate(strategy, estimate(config, strategy.shape))
         for strategy in strategies(shape, machines)
     ]
-
-
-def sent_once(found: list[Candidate], chosen: bool) -> list[Candidate]:
-    """The strategies, and after each that shards, the same with run.sync_each_micro_batch=false.
-
-    With `chosen`, as the key of the run, the latter replace the former.
-    """
-    rows = []
-    for one in found:
-        strategy, shape = one.strategy, one.strategy.shape
-        if not shape.is_fsdp or not chosen:  # the key excludes offloading
-            rows.append(one)
-        if shape.is_fsdp and not strategy.offload:
-            once = replace(shape, sync_each=False)
-            named = replace(strategy, name=f"{strategy.name}, sent once", shape=once)
-            rows.append(Candidate(named, one.config, MemoryEstimate(one.config, once)))
-    return rows
 
 
 def micro_batch_that_fits(strategies: list[Candidate], sequences: int, memory: float) -> int:
@@ -276,18 +215,21 @@ def _largest_group(config: ModelConfig) -> int:
     return max(parameter_count(model.blocks), embeddings)
 
 
-def _largest(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, by bisection: all smaller ones fit too."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= MOST_SEQUENCES and fits(high):
-        low, high = high, 2 * high
-    if high > MOST_SEQUENCES:
-        return MOST_SEQUENCES
+def largest_that_fits(needed: Callable[[int], float], memory: float) -> int:
+    """The largest number of sequences whose bytes fit; 0 if one does not.
+
+    Bytes are nearly a line over sequences, so the place where it crosses `memory` is asked next,
+    until a number that fits is next to one that does not.
+    """
+    low, high, before = 0, MOST_SEQUENCES + 1, (0, 0.0)
+    ask = 1
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        size = needed(ask)
+        low, high = (ask, high) if size <= memory else (low, ask)
+        slope = (size - before[1]) / (ask - before[0])
+        before = ask, size
+        crossing = ask + (memory - size) / slope if low and slope > 0 else 2 * ask
+        ask = min(max(low + 1, int(crossing)), high - 1)
     return low
 
 
@@ -295,7 +237,7 @@ def within_machine(fits: list[Fit], here: int, memory: int) -> list[Fit]:
     """The strategies; offloading fits only if a machine has `memory` bytes for it."""
     return [
         replace(row, fits=False, largest_micro_batch=0)
-        if row.on_cpu and here * (row.on_cpu + row.writer) > memory
+        if row.on_cpu and here * row.on_cpu > memory
         else row
         for row in fits
     ]
@@ -364,5 +306,5 @@ def _where(row: Fit, here: int) -> str:
     """The condition for offloading, which takes the machine's memory."""
     if not row.on_cpu:
         return ""
-    needed = here * (row.on_cpu + row.writer) / GIB
+    needed = here * row.on_cpu / GIB
     return f" where each machine has {needed:,.1f} GiB of memory left for its {here} processes"

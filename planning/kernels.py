@@ -47,22 +47,13 @@ def offloading(note: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def few_chunks(stand_for: Callable[[int], None]) -> Iterator[None]:
-    """Have the loss compute its first two chunks and the last.
-
-    The others are like the second: they allocate the same, and `stand_for` gets the number of
-    chunks that one represents, before it and again (1) after it.
-    """
+def few_chunks() -> Iterator[None]:
+    """Have the loss compute its first two chunks and the last: the others are like the second."""
     original = model.head.chunks
 
     def chunks(positions: int, rows: int) -> Iterator[slice]:
-        found = [*original(positions, rows)]
-        alike = max(1, len(found) - 2)
-        yield from found[:1]
-        stand_for(alike)
-        yield from found[1:2]
-        stand_for(1)
-        yield from found[max(2, len(found) - 1) :]
+        every = [*original(positions, rows)]
+        yield from [*every[:2], *every[2:][-1:]]
 
     model.head.chunks = chunks
     try:

@@ -19,8 +19,8 @@ from config.compose import load_config
 from config.removed import removed_option
 from config.schema import Config, ConfigError
 from config.stored import as_plain
-from proving.attempts import Launch
-from proving.lines import GREEN, GREY, RED, Line
+from proving.checks import GREEN, GREY, RED, Line
+from proving.launch import Launch
 from proving.proof import Proof
 from snapshot.disk.folder import write_whole
 from snapshot.disk.state import versions

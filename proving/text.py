@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -9,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.printable import printable
-from config.schema import Config
 from data.corpus import Corpus
 from data.documents import Documents
 from data.order import mixed
 from data.token_file import TokenStream
 from model.head import IGNORED
-from proving.rows import Rows
 
+SHOWN = 4
+"""Rows that are kept to be shown and checked."""
 MOST_TOKENS = 5_000_000
 """Tokens of the training text that are compared with the held-out text."""
 MOST_HELD_OUT = 2_000
@@ -25,24 +26,37 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 LONGEST_SHOWN = 2_000
 
 
-def facts_of_text(corpus: Corpus, config: Config, rows: Rows) -> dict[str, Any]:
-    """What there is to know of the text, and of the rows that this process has trained on."""
-    info, width = corpus.info, config.data.block_size
-    found, looked_for = repeated(corpus, rows, width)
+class Rows:
+    """The rows that this process trains on, as they reach the model."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[list[int], list[int]]] = []
+        """Inputs and targets of the first rows, each (T,)."""
+        self.inputs: list[list[int]] = []
+        """The inputs of every row."""
+
+    def recorded(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches as they are."""
+        for batch in batches:
+            for row, aim in zip(*(one.tolist() for one in batch[0][:2]), strict=True):
+                if any(target != IGNORED for target in aim):  # others only pad a batch
+                    self.inputs.append(row)
+                    self.first += [(row, aim)] if len(self.first) < SHOWN else []
+            yield batch
+
+
+def facts_of_text(corpus: Corpus, width: int, rows: Rows) -> dict[str, Any]:
+    """What the checks of a text compare; `width` are the tokens of a row."""
+    held_out_rows, looked_for = repeated(corpus, rows, width)
+    targets = [target for _, row in rows.first for target in row]
     return {
-        "name": info.name,
-        "documents": info.documents,
-        "tokens": info.tokens,
-        "unknown_share": info.unknown_share,
-        "lost": info.lost_in_words,
-        "left_out": info.left_out,
-        "shortened": info.shortened,
-        "held_out_found": found,
+        "unknown_share": corpus.info.unknown_share,
+        "lost": corpus.info.lost_in_words,
+        "held_out_found": held_out_rows,
         "held_out_looked_for": looked_for,
-        "longest_row": max(len(row) for row, _ in rows.first),
-        "padding_share": padding_share(rows),
+        "padding_share": targets.count(IGNORED) / max(1, len(targets)),
         "misplaced_targets": sum(misplaced(*row) for row in rows.first),
-        "unended_replies": unended(rows, corpus.marks),
+        "unended_replies": sum(unended(row, corpus.marks) for _, row in rows.first),
         "conversations": bool(corpus.marks),
         "first_row": shown(corpus, *rows.first[0]),
     }
@@ -54,19 +68,10 @@ def misplaced(inputs: list[int], targets: list[int]) -> int:
     return sum(target not in (IGNORED, following) for target, following in pairs)
 
 
-def unended(rows: Rows, marks: frozenset[int]) -> int:
-    """How many replies in the first rows end with another token than the end of a turn."""
-    count = 0
-    for _, targets in rows.first:
-        for target, following in pairwise(targets):
-            count += target != IGNORED and following == IGNORED and target not in marks
-    return count if marks else 0
-
-
-def padding_share(rows: Rows) -> float:
-    """The share of positions of the first rows that have no target."""
-    targets = [target for _, row in rows.first for target in row]
-    return sum(target == IGNORED for target in targets) / max(1, len(targets))
+def unended(targets: list[int], marks: frozenset[int]) -> int:
+    """How many replies of a row end with another token than the end of a turn; 0 for a text."""
+    ends = (one for one, after in pairwise(targets) if one != IGNORED and after == IGNORED)
+    return sum(one not in marks for one in ends) if marks else 0
 
 
 def shown(corpus: Corpus, inputs: list[int], targets: list[int]) -> list[list[Any]]:
@@ -93,7 +98,7 @@ def repeated(corpus: Corpus, rows: Rows, width: int) -> tuple[int, int]:
         return 0, 0
     every = digests(held_out.window(0, min(len(held_out), MOST_TOKENS)), width)
     wanted = every[:: max(width, len(every) // MOST_HELD_OUT)]
-    texts: list[NDArray] = [np.array(row) for row in rows.all_inputs]
+    texts: list[NDArray] = [np.array(row) for row in rows.inputs]
     if train is not None:
         texts = [train.window(0, min(len(train), MOST_TOKENS))]
     seen = np.concatenate([digests(text, width) for text in texts])

@@ -22,7 +22,7 @@ from model.families import ARCHITECTURES, build_model
 from model.family import LanguageModel
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
-from planning.fake_trace import Shape, traced_phases
+from planning.fake_trace import Shape, traced_update
 from small_snapshots import state_at
 from snapshot.base import open_base
 from snapshot.comparison import compare_logits
@@ -221,7 +221,7 @@ def test_recomputed_blocks_and_products_on_a_cpu_have_the_same_gradients(name, p
     ids=["cpu", "packed", "fsdp"],
 )
 def test_it_is_planned(name, shape):
-    totals = traced_phases(SIZES[name], 1, shape).log.totals()
+    totals = traced_update(SIZES[name], 1, shape).log.totals()
     weights = sum(one.numel() for one in made(name).parameters())
     assert totals.sum(axis=1).max() > 3 * 4 * weights / shape.shards
 

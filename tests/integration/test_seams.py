@@ -17,7 +17,7 @@ from model.gpt import GPT, MLP, GPTConfig
 from optim.optimizers import OPTIMIZERS, Kind, decayed_groups
 from optim.schedules import SCHEDULES, Schedule
 from planning.allocation_log import KINDS
-from planning.fake_trace import Shape, traced_phases
+from planning.fake_trace import Shape, traced_update
 from small_snapshots import state_at
 from snapshot import comparison
 from snapshot.__main__ import main
@@ -102,14 +102,14 @@ def test_plans_count_what_every_optimizer_keeps(monkeypatch, name):
     weights = sum(one.nbytes for one in model.parameters())
     moments = sum(one.nbytes for one in kept if one.dim())
     assert snapshot_bytes(model.layout(), name) == weights + moments
-    traced = traced_phases(SIZES, 1, Shape("cpu", "no", optimizer=name)).log.totals()
+    traced = traced_update(SIZES, 1, Shape("cpu", "no", optimizer=name)).log.totals()
     assert traced[:, KINDS.index("optimizer")].max() == sum(one.nbytes for one in kept)
 
 
 def test_an_optimizer_that_cannot_be_planned_gets_a_sentence(monkeypatch):
     add(monkeypatch, "ASGD", Kind(None, ("ax",), ("step", "eta", "mu")))
     with pytest.raises(ConfigError, match=r"optim\.name=ASGD cannot be planned: its update fails"):
-        traced_phases(SIZES, 1, Shape("cpu", "no", optimizer="ASGD"))
+        traced_update(SIZES, 1, Shape("cpu", "no", optimizer="ASGD"))
 
 
 WRONG = {

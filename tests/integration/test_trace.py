@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 import runs
-from model.gpt import GPTConfig
-from planning.estimate import MemoryEstimate
-from planning.fake_trace import Shape
 from tracing.collectives import Row, rows_of, table
 
 SMALL = ["model.n_layer=2", "train.micro_batch_size=3", "optim.name=adamw"]
@@ -38,18 +35,11 @@ def trace(config: str | Path, folder: Path, *words: str) -> tuple[dict, list[dic
     return found, json.loads((traced / "trace.json").read_text())["traceEvents"]
 
 
-def predicted(shape: Shape, accumulation: int) -> dict[str, float]:
-    """Bytes of a step by kind of collective, as plan.py predicts them."""
-    model = GPTConfig(103, 64, 2, 4, 128)
-    return MemoryEstimate(model, shape).traffic(3, accumulation)
-
-
 def test_ddp_sends_its_gradients_once_a_step(tmp_path):
     rows, events = trace("ddp_cpu.yaml", tmp_path, *SMALL)
     calls, size = rows["all-reduce"]
     agreed = size - WEIGHTS  # of all processes, whether the run stops
     assert 0 <= agreed < 1000
-    assert predicted(Shape(processes=2), 2) == {"all-reduce": WEIGHTS}
     assert 1 <= calls <= 4
     steps = [one for one in events if re.fullmatch(r"step \d", one.get("name", ""))]
     assert len({one["pid"] for one in steps}) == 2
@@ -57,11 +47,10 @@ def test_ddp_sends_its_gradients_once_a_step(tmp_path):
 
 
 @pytest.mark.thorough
-def test_fsdp_sends_in_each_micro_batch_what_is_predicted(tmp_path):
+def test_fsdp_sends_weights_and_gradients_in_each_micro_batch(tmp_path):
     rows, _ = trace("fsdp_cpu.yaml", tmp_path, *SMALL)
-    planned = predicted(Shape(processes=2, shards=2), 2)
-    for kind in ("all-gather", "reduce-scatter"):
-        assert 0 <= rows[kind][1] - planned[kind] < 1000  # and what processes agree on
+    blocks = 2 * 4 * (12 * 128**2 + 13 * 128)  # gathered again for the backward pass
+    assert rows["all-gather"][1] == pytest.approx(2 * (WEIGHTS + blocks), rel=0.001)
     assert rows["reduce-scatter"][1] == pytest.approx(2 * WEIGHTS, rel=0.001)  # with padding
 
 

@@ -89,7 +89,7 @@ FAULTS = [
         "        model, optimizer, train_loader, held_out_loader\n    )",
         "    model, optimizer, held_out_loader = accelerator.prepare(\n"
         "        model, optimizer, held_out_loader\n    )",
-        ("rows, one process", *ONE),
+        ONE,
         launch=DDP,
     ),
     Fault(
@@ -97,7 +97,7 @@ FAULTS = [
         LOOP,
         "windows.order(train.seed,",
         "windows.order(train.seed + accelerator.num_processes,",
-        ("rows, one process", *ONE),
+        ONE,
         launch=DDP,
     ),
     Fault(
@@ -112,7 +112,7 @@ FAULTS = [
         LOOP,
         "with accelerator.accumulate(model):",
         "with accelerator.no_sync(model):",
-        ("copies of the weights",),
+        ONE,
         launch=DDP,
     ),
     Fault(
@@ -164,14 +164,14 @@ FAULTS = [
         "model/gpt.py",
         "        self.lm_head.weight = self.transformer.wte.weight",
         "        self.lm_head.weight = torch.nn.Parameter(self.transformer.wte.weight.detach())",
-        ("tied weights", "the first steps"),
+        ("the first steps", *SAME),
     ),
     Fault(
         "attention that sees what follows",
         "model/gpt.py",
         "rows, dropout, is_causal=time > 1)",
         "rows, dropout, is_causal=False)",
-        ("no token sees what follows", "loads in transformers"),
+        ("loads in transformers",),
         ("run.attention=kernel",),
     ),
     Fault(

@@ -122,7 +122,7 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "snapshot/disk/writers.py",  # what the threads that write a snapshot have done
     "training/distributed/sharing.py",  # adds up a norm
     "training/distributed/accelerator.py",  # how gradients are reduced, which accelerate lacks
-    "proving/attempts.py",  # the store in which processes of a launch meet
+    "proving/launch.py",  # the store in which processes of a launch meet
     "planning/fake_trace.py",  # a process group whose other members do not exist
 }
 BENCHMARKS = tracked("benchmarks", ".py")
@@ -214,7 +214,7 @@ def test_few_files_bypass_the_accelerator_or_read_environ():
     # common/hub_client.py sets what hf_xet, which has no other options, reads when it is loaded.
     readers = [name_of(path) for path in readers]
     # prove.py makes environments of processes, trace.py says what torch's profiler may print.
-    others = ["common/hub_client.py", "proving/environment.py", "tracing/session.py"]
+    others = ["common/hub_client.py", "proving/launch.py", "tracing/session.py"]
     assert readers == [*others, "training/distributed/launcher.py"]
 
 

@@ -21,7 +21,7 @@ from model.attention import FLASH3, FLASH4, KERNELS, VARLEN
 from model.causal_lm import PACKING
 from model.families import build_model
 from model.gpt import GPTConfig
-from planning.fake_trace import Shape, traced_phases
+from planning.fake_trace import Shape, traced_update
 from snapshot.disk.model import model_config
 from snapshot.disk.state import RunState
 from training.run.kernels import choose_attention, refuse_kernel
@@ -114,7 +114,7 @@ def test_a_plan_has_no_mask_where_the_kernel_needs_none(name):
     time = 256
     config = replace(sizes(name), block_size=time)
     peaks = {
-        (packed, kernel): traced_phases(
+        (packed, kernel): traced_update(
             config, 2, Shape("cuda", "bf16", packed=packed, attention=kernel)
         )
         .log.totals()

@@ -10,8 +10,6 @@ import families
 from model.causal_lm import PLAIN_LOGITS, CausalLM, CausalLMConfig
 from model.head import IGNORED, Head
 from planning.allocation_log import LiveBytes
-from planning.estimate import MemoryEstimate
-from planning.fake_trace import Shape, traced_phases
 
 SMALL = {
     **families.ROTARY,
@@ -109,17 +107,6 @@ def test_a_chunk_of_logits_has_its_bound(monkeypatch):
         model.zero_grad()
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert peaks[1] < peaks[0]
-
-
-@pytest.mark.parametrize("rows", [60, pytest.param(100, marks=pytest.mark.slow), 150])
-def test_a_plan_knows_the_chunks(rows, monkeypatch):
-    """One chunk grows with the sequences, of 48 tokens each, then a second one, and no other."""
-    monkeypatch.setattr("model.head.LOGIT_BYTES", rows * 320 * 4)
-    config, shape = CausalLMConfig.read(dict(MODELS["qwen2"])), Shape("cpu", "no")
-    estimate = MemoryEstimate(config, shape)
-    for sequences in (1, 2, 3, 4, 6, 9, 14):
-        counted = traced_phases(config, sequences, shape).log.totals().sum(axis=1).max()
-        assert max(estimate.peaks(sequences, True).values()) == pytest.approx(counted, rel=0.02)
 
 
 def test_rows_that_align_the_product_count_nowhere(monkeypatch):

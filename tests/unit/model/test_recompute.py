@@ -13,7 +13,7 @@ from model.gpt import GPTConfig
 from model.lora import Lora, add_adapters
 from model.recompute import WAYS
 from planning.allocation_log import KINDS
-from planning.fake_trace import Shape, traced_phases
+from planning.fake_trace import Shape, traced_update
 from planning.kernels import offloading
 from snapshot.disk.model import model_config
 
@@ -133,7 +133,7 @@ PLANNED = [pytest.param(name, marks=[pytest.mark.slow] * (name != "gpt2")) for n
 def test_a_gpu_is_planned_with_what_each_way_keeps(name):
     peaks = {}
     for way in WAYS:
-        totals = traced_phases(sizes(name, way), B, Shape("cuda", "bf16")).log.totals()
+        totals = traced_update(sizes(name, way), B, Shape("cuda", "bf16")).log.totals()
         host = totals[:, KINDS.index("host")]
         peaks[way] = (totals.sum(1) - host).max(), host.max()
     (nothing, _), (whole, _), (selective, _), (offload, host) = peaks.values()

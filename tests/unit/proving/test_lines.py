@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import stat
-
 import pytest
 
 from config.compose import load_config
 from config.schema import ConfigError
-from proving import schedulers
+from proving.checks import GREEN, RED, largest_difference, passed, within
 from proving.command import LONGEST_ROW, folder_of, in_columns, marked, parse
-from proving.lines import GREEN, RED, largest_difference, passed, within
-from proving.proof import other_size
 
 
 def test_a_difference_beyond_its_bound_is_red():
@@ -33,13 +29,6 @@ def test_lines_are_wrapped_to_the_terminal(monkeypatch):
     assert max(map(len, rows)) <= 80
     assert rows[0].startswith("red    gradient norm, one process")
     assert all(row.startswith(" " * 39) for row in rows[1:])
-
-
-@pytest.mark.parametrize(
-    ("size", "accumulation", "other"), [(12, 1, 6), (7, 1, 1), (1, 4, 2), (1, 3, 3), (1, 1, None)]
-)
-def test_another_split_of_a_step_is_found(size, accumulation, other):
-    assert other_size(size, accumulation) == other
 
 
 def test_words_of_train_and_options_of_the_proof_are_told_apart():
@@ -66,19 +55,3 @@ def test_a_folder_of_somebody_else_is_not_written_to(tmp_path):
     (tmp_path / "run-proof" / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match=r"run-proof, which holds other files\. Name another"):
         folder_of(config)
-
-
-def test_slurms_grace_is_read(tmp_path, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert schedulers.grace().seconds == float("inf")
-    answer = tmp_path / "scontrol"
-    answer.write_text("#!/bin/sh\necho 'InactiveLimit = 0 sec'; echo 'KillWait     = 45 sec'\n")
-    answer.chmod(answer.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert schedulers.grace() == (45.0, " (Slurm's KillWait is 45 s)")
-    answer.write_text("#!/bin/sh\nexit 1\n")
-    assert schedulers.grace().seconds == float("inf")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert schedulers.grace().seconds == 30

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from model.head import IGNORED
-from proving.rows import Rows
-from proving.text import digests, misplaced, padding_share, unended
+from proving.text import digests, misplaced, unended
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 400)
 
@@ -28,10 +27,7 @@ def test_targets_are_the_tokens_that_follow():
 
 
 def test_a_reply_is_trained_on_to_its_end():
-    rows, end = Rows(), 9
-    rows.first = [([1, 2, 3, end, 4], [2, 3, end, IGNORED, IGNORED])]
-    assert unended(rows, frozenset({end})) == 0
-    assert padding_share(rows) == 0.4
-    rows.first = [([1, 2, 3, end, 4], [2, 3, IGNORED, IGNORED, IGNORED])]
-    assert unended(rows, frozenset({end})) == 1
-    assert unended(rows, frozenset()) == 0  # a text
+    end = 9
+    assert unended([2, 3, end, IGNORED, IGNORED], frozenset({end})) == 0
+    assert unended([2, 3, IGNORED, IGNORED, IGNORED], frozenset({end})) == 1
+    assert unended([2, 3, IGNORED, IGNORED, IGNORED], frozenset()) == 0  # a text

@@ -1,0 +1,227 @@
+"""The checks of a proof: each compares what attempts have recorded, and says how it came out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from safetensors import safe_open
+
+from config.schema import Config
+from proving.launch import KILLED, Outcome
+from snapshot.comparison import TOLERANCE as WIDER
+from snapshot.comparison import OtherModel, compare_logits
+from snapshot.disk.checking import check_model, check_snapshot
+from snapshot.disk.folder import manifest_entries
+from snapshot.errors import SnapshotError
+from training.distributed.launcher import shutdown_timeout
+from training.exits import EXIT_DONE
+from training.reporting.console import duration
+
+GREEN, RED, GREY = "green", "red", "grey"
+"""It holds; it does not; it could not be checked here."""
+LOSS, NORM, GRADIENT = 1e-5, 1e-4, 1e-3
+"""Bounds of relative differences in float32: sums in another order differ by less."""
+SMALLEST = 1e-6
+"""Gradients below this share of the largest one are all rounding."""
+ENLARGED = 5.0
+"""New matrices get about the size of trained ones, so that activations are no straight lines."""
+TOLERANCE = 1e-5
+"""Of the largest logit of an enlarged model. Another activation makes 1e-4, rounding 1e-6."""
+PLAIN = (".safetensors", ".json", ".jinja", ".txt", ".model")
+"""File extensions of data; none of them is executed when it is read."""
+MEMORY = 0.02
+"""Bound of the relative difference of counted and planned memory."""
+FIRST = 2
+"""Steps before which a process has not reached its speed."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One check."""
+
+    name: str
+    status: str
+    said: str
+    """What was compared, or why it could not be."""
+    difference: float | None = None
+    """The largest one."""
+    bound: float | None = None
+
+
+def passed(name: str, holds: bool, said: str) -> Line:
+    """A check without a figure."""
+    return Line(name, GREEN if holds else RED, said)
+
+
+def within(name: str, difference: float, bound: float, said: str) -> Line:
+    """A check of a difference; one that is not a number is red."""
+    return Line(name, GREEN if difference <= bound else RED, said, difference, bound)
+
+
+def unchecked(name: str, why: str) -> Line:
+    """A check that is not possible here."""
+    return Line(name, GREY, why)
+
+
+def failed(name: str, found: Outcome, code: int = EXIT_DONE) -> Line:
+    """An attempt that ended otherwise than it should."""
+    wanted = f", not {code}" if code != EXIT_DONE else ""
+    said = f"exit code {found.code}{wanted}: {found.last_words()} ({found.log})"
+    return passed(name, False, said)
+
+
+def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """The largest relative one, over the steps of both; infinite if they have none in common."""
+    steps = one.keys() & other.keys()
+    if not steps or any(one[step] is None or other[step] is None for step in steps):
+        return float("inf")
+    return max(abs(one[step] - other[step]) / abs(one[step]) for step in steps)
+
+
+def text(whole: Outcome) -> Iterator[Line]:
+    """What is trained on."""
+    facts = whole.facts["text"]
+    repeated, looked_for = facts["held_out_found"], facts["held_out_looked_for"]
+    said = f"{repeated} of {looked_for} held-out rows are in the training text"
+    yield within("held-out text", repeated / max(1, looked_for), 0.5, said)
+    wrong = facts["misplaced_targets"]
+    yield passed("targets", wrong == 0, f"each is the token that follows; {wrong} are not")
+    if facts["conversations"]:
+        wrong = facts["unended_replies"]
+        said = f"each reply is trained on to its end; {wrong} are not"
+        yield passed("loss mask", wrong == 0, said)
+    else:
+        yield unchecked("loss mask", "it is a text: every token is a target")
+    unknown, padding = facts["unknown_share"], facts["padding_share"]
+    said = f"{unknown:.2%} unknown tokens; {padding:.1%} of the first rows are no targets"
+    yield passed("tokens", facts["lost"] is None, facts["lost"] or said)
+
+
+def contents(folder: Path, is_new: bool, keep: int) -> Iterator[Line]:
+    """A snapshot as others find it: whole, without code, the same model for transformers.
+
+    `is_new`: it began with random weights. `keep` such snapshots have room on the disk.
+    """
+    try:
+        check_snapshot(folder)
+    except SnapshotError as error:
+        yield passed("snapshot is whole", False, str(error))
+        return
+    entries = manifest_entries(folder)
+    yield passed("snapshot is whole", True, f"{len(entries)} files, digests and headers verified")
+    other = sorted(path for path in entries if not path.endswith(PLAIN))
+    said = "safetensors, JSON and text alone: nothing can run when it is loaded"
+    if other:
+        said = f"{other[0]} may run when it is loaded"
+    yield passed("no code in it", not other, said)
+    times, tolerance = (ENLARGED, TOLERANCE) if is_new else (1.0, WIDER)
+    try:
+        said = compare_logits(folder, check_model(folder), times, tolerance)
+        status = GREY if said.startswith("not compared") else GREEN
+        yield Line("loads in transformers", status, f"logits, matrices times {times:g}: {said}")
+    except OtherModel as error:
+        yield passed("loads in transformers", False, str(error))
+    size, free = sum(size for size, _ in entries.values()), shutil.disk_usage(folder).free
+    said = f"{keep + 1} snapshots of {size / 1e9:,.3f} GB (snapshot.keep and a new one); "
+    yield passed("disk", free > (keep + 1) * size, f"{said}{free / 1e9:,.1f} GB are free")
+
+
+def same_bits(name: str, one: Path, other: Path, said: str) -> Line:
+    """Weights and optimizer state of two snapshots, by the digests of their files."""
+    try:
+        for folder in (one, other):
+            check_snapshot(folder)
+    except (OSError, SnapshotError) as error:
+        return passed(name, False, f"there is no whole snapshot: {error}")
+    first, second = (
+        {path: one for path, one in manifest_entries(folder).items() if path.endswith(PLAIN[0])}
+        for folder in (one, other)
+    )
+    differing = sorted(path for path, _ in first.items() ^ second.items())
+    if differing:
+        return passed(name, False, f"{differing[0]} differs; {said}")
+    size = sum(size for size, _ in first.values())
+    return passed(name, True, f"{size / 1e6:,.1f} MB of weights and optimizer state: {said}")
+
+
+def moved(before: Path, after: Path) -> Line:
+    """Whether updates have changed each trained tensor between two snapshots."""
+    trained, unmoved = set(), []
+    for file in after.glob("optimizer*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            trained |= {name.rpartition(".")[0] for name in opened.keys()}  # noqa: SIM118
+    for file in sorted(before.glob("*model*.safetensors")):
+        with safe_open(file, "pt") as one, safe_open(after / file.name, "pt") as other:
+            names = trained & set(one.keys())
+            unmoved += [
+                name for name in names if one.get_tensor(name).equal(other.get_tensor(name))
+            ]
+    said = f"no update has changed {unmoved[0]}" if unmoved else "the updates have changed each"
+    return passed("trained parameters", not unmoved, said)
+
+
+def same_steps(name: str, here: Outcome, other: Outcome, words: str) -> Iterator[Line]:
+    """Losses, norms and gradients of the first steps of two attempts in float32."""
+    for what, figure, bound in (("loss", "loss", LOSS), ("gradient norm", "grad_norm", NORM)):
+        one, two = here.figures(figure), other.figures(figure)
+        said = f"{len(one.keys() & two.keys())} steps in float32 against {words}"
+        yield within(f"{what}, {name}", largest_difference(one, two), bound, said)
+    norms, others = (found.facts.get("gradients", {}) for found in (here, other))
+    if not norms or norms.keys() != others.keys():
+        yield passed(f"gradients, {name}", False, "they are not of the same parameters")
+        return
+    least = max(SMALLEST * max(norms.values()), 1e-30)
+    differences = {key: abs(one - others[key]) / max(one, least) for key, one in norms.items()}
+    worst = max(differences, key=lambda key: differences[key])
+    said = f"{len(norms)} parameters of the first step, the largest difference of {worst}"
+    yield within(f"gradients, {name}", differences[worst], GRADIENT, said)
+
+
+def ended(name: str, found: Outcome, code: int, config: Config) -> Line:
+    """Whether an attempt ended as it should; a stopped one leaves a snapshot."""
+    if found.code != code:
+        return failed(name, found, code)
+    if code == KILLED:
+        return Line(name, GREEN, "the next attempt resumes")
+    saved = found.facts.get("saved")
+    if saved is None:
+        return passed(name, False, "the attempt left no snapshot of its last step")
+    said = f"left a snapshot of step {saved} and exit code {code}"
+    if (took := found.facts.get("stop_seconds")) is None:
+        return passed(name, True, said)
+    allowed = min(config.run.grace_seconds, shutdown_timeout())
+    said += f", {took:.1f} s after the signal; it has {allowed:g} s"
+    return passed(name, took <= allowed, said)
+
+
+def memory(counted: Outcome) -> Line:
+    """The peak of a step, as it is planned and counted."""
+    peak, planned = counted.facts.get("peak"), counted.facts.get("predicted_peak")
+    if not peak or not planned:
+        return unchecked("memory as planned", counted.last_words())
+    said = f"{peak / 1e6:,.1f} MB of tensors at the peak, plan.py: {planned / 1e6:,.1f} MB"
+    return within("memory as planned", abs(peak / planned - 1), MEMORY, said)
+
+
+def speed(whole: Outcome, config: Config) -> Iterator[Line]:
+    """Seconds a step, waits, MFU, the stall of a snapshot, and the time of the run."""
+    facts = whole.facts
+    step = median(seconds for at, seconds in facts["step_seconds"].items() if int(at) > FIRST)
+    tokens = config.train.global_batch_size * config.data.block_size
+    said = f"{step:,.3f} s a step, {tokens / step:,.0f} tokens/s"
+    if facts["flops_per_token"] and facts["peak_flops"]:
+        said += f", MFU {tokens / step * facts['flops_per_token'] / facts['peak_flops']:.1%}"
+    training = sum(facts["clock"][phase] for phase in ("data", "forward and backward", "update"))
+    said += f"; {facts['clock']['data'] / training:.1%} of it waiting for data"
+    yield Line("speed", GREEN, said)
+    stall, durable = median(facts["stalls"]), median(facts["durable"])
+    said = f"a snapshot stalls training for {stall:,.3f} s and is on disk after {durable:,.2f} s"
+    yield Line("saving", GREEN, said)
+    last, minutes = config.train.max_steps, config.snapshot.every_minutes
+    every = config.snapshot.every if minutes is None else max(1.0, 60 * minutes / step)
+    seconds = duration(last * step + last / every * stall)
+    yield Line("whole run", GREEN, f"{last:,} steps: {seconds} without evaluations")

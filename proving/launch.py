@@ -1,0 +1,256 @@
+"""Attempts of a run, started by the processes that prove.py was launched as.
+
+The main process decides on each attempt and tells the others, which start their part of it. So an
+attempt has the processes, machines and devices of the launch, and may be killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from snapshot.disk.folder import folder_name, read_json, snapshots_in
+from store.records import METRICS
+from training.distributed.launcher import (
+    is_local_main_process,
+    is_main_process,
+    launched,
+    machine_number,
+    on_cpu,
+    started_processes,
+)
+from training.exits import EXIT_DONE
+from training.reporting.metrics import read_metrics
+
+Main = Callable[..., int]
+"""train.py's: a loop over a configuration and a session."""
+KILLED = -9
+"""The exit code of an attempt that was killed."""
+LOOK_SECONDS = 0.05
+LONGEST_WAIT = timedelta(days=7)
+"""How long a process waits for the decision of the main process; a lost one ends the wait."""
+DEATH_OF_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+IMPORTED = ["train", "datasets", "huggingface_hub.hf_api", "transformers", "matplotlib.figure"]
+"""Modules for all attempts; one that is not installed is passed over."""
+ROOT = Path(__file__).resolve().parents[1]
+TASK, END = "task {}", "end"
+OF_OTHER_PROCESSES = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG", "FSDP_", "PARALLELISM_CONFIG_"),
+)
+"""Beginnings of what a launcher sets for one of several workers, and for how they share a model."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an attempt does besides training up to a step."""
+
+    name: str
+    run: str
+    """The folder of its run, in the folder of the proof; that of an earlier attempt resumes it."""
+    until: int
+    """The last step."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the configuration that differ from the run's, with their values."""
+    alone: bool = False
+    """Whether one process computes, whatever the number of launched ones."""
+    in_float32: bool = False
+    """Compute in float32 and without dropout, so that rounding and masks differ in no shape."""
+    dies_in: str | None = None
+    """Where it kills itself, as `kill -9` would: one of attempt.IN_STEP and its like."""
+    at: int = 0
+    """The step in which it dies, or sends itself a SIGTERM; 0: the first of the attempt."""
+    sends_sigterm: bool = False
+    describes_run: bool = False
+    """Record what the text and the weights are, and how long the parts of a step take."""
+    counts_memory: bool = False
+    """Count the memory of the last step."""
+    fresh: bool = False
+    """Start in a new interpreter, which shares nothing with other attempts, as their hash seed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended, and the folder of its run."""
+
+    code: int
+    """The exit code of the main process."""
+    folder: Path
+    log: Path
+    facts: dict[str, Any]
+    """What its session recorded; empty if it was killed, or failed."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it came to its end."""
+        return self.code == EXIT_DONE
+
+    def figures(self, name: str) -> dict[int, float]:
+        """A figure of each step of the run so far, such as its loss."""
+        records = read_metrics(self.folder / METRICS)
+        return {one["step"]: one[name] for one in records if one["event"] == "train"}
+
+    def snapshot(self, step: int) -> Path:
+        """Where the snapshot of a step is, if there is one."""
+        return snapshots_in(self.folder) / folder_name(step)
+
+    def last_words(self) -> str:
+        """The last line that it wrote, for a message."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        return lines[-1] if lines else "it wrote nothing"
+
+
+class Launch:
+    """The processes of prove.py. Each starts its part of the attempts that the main one chooses."""
+
+    def __init__(self, main: Main, words: Sequence[str], folder: Path) -> None:
+        """`main` is the loop, `words` are those of train.py; what attempts write is in `folder`.
+
+        Every process must call this, and all but the main one `follow` then.
+        """
+        self.main, self.words, self.folder = main, list(words), folder
+        self.processes = started_processes()
+        self._store: Any = None
+        if launched():
+            self._store, _, _ = next(dist.rendezvous("env://", timeout=LONGEST_WAIT))
+        self._spawn: Any = multiprocessing.get_context("spawn")
+        # Forks of a process that has imported everything start at once. CUDA bears no fork.
+        self._fork: Any = multiprocessing.get_context("forkserver") if on_cpu() else self._spawn
+        self._fork.set_forkserver_preload(IMPORTED)
+        # The fork server of Python 3.11 ignores sys.path: it would import what the current folder
+        # has under the name of a room. Semaphores of killed processes are removed without a word.
+        before, quiet = os.environ.get("PYTHONPATH"), "ignore::UserWarning:multiprocessing"
+        warnings = os.environ.get("PYTHONWARNINGS")
+        os.environ |= {
+            "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), before))),
+            "PYTHONWARNINGS": ",".join(filter(None, (warnings, f"{quiet}.resource_tracker"))),
+            "MPLBACKEND": "agg",
+        }
+        self._number = 0
+
+    def run(self, task: Task) -> Outcome:
+        """Run an attempt to its end. Only the main process calls this."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = int(free.getsockname()[1])
+        number = self._number
+        if self._store is not None and not task.alone:
+            self._store.set(TASK.format(number), json.dumps({"task": asdict(task), "port": port}))
+            self._number += 1
+        code, facts = self._attempt(task, port, number), self._facts(task)
+        found = read_json(facts) if facts.exists() else {}
+        return Outcome(code, self.folder / task.run, self._log(task), found)
+
+    def end(self) -> None:
+        """Let the other processes end. Only the main process calls this."""
+        if self._store is not None:
+            self._store.set(TASK.format(self._number), END)
+
+    def follow(self) -> None:
+        """Take part in the attempts of the main process until it ends."""
+        number = 0
+        while (content := self._store.get(TASK.format(number)).decode()) != END:
+            order = json.loads(content)
+            self._attempt(Task(**order["task"]), order["port"], number)
+            number += 1
+
+    def _attempt(self, task: Task, port: int, number: int) -> int:
+        """This process's part of an attempt; its exit code.
+
+        When one process is killed, the others are: they would wait for it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        process = (self._spawn if task.fresh else self._fork).Process(
+            target=_child,
+            args=(
+                self.main,
+                self.folder,
+                self.words,
+                task,
+                environment_of(task, port),
+                self._log(task) if is_local_main_process() else Path(os.devnull),
+                self._facts(task) if is_main_process() else None,
+            ),
+        )
+        process.start()
+        failed = f"failed {number}"
+        shared = self._store is not None and not task.alone
+        try:
+            while process.is_alive():
+                process.join(LOOK_SECONDS)
+                if shared and self._store.check([failed]):
+                    process.kill()
+        except KeyboardInterrupt:
+            process.kill()
+            process.join()
+            raise
+        code: int = process.exitcode
+        if code < 0 and shared:
+            self._store.set(failed, "")
+        return code
+
+    def _log(self, task: Task) -> Path:
+        machine = f"-{machine_number()}" * (machine_number() > 0)
+        return self.folder / f"{task.name}{machine}.log"
+
+    def _facts(self, task: Task) -> Path:
+        return self.folder / f"{task.name}.json"
+
+
+def environment_of(task: Task, port: int) -> dict[str, str]:
+    """The variables of a process that does this worker's part of an attempt.
+
+    Its processes meet at `port` of the first machine. Alone, it is the only one of them, and has
+    the whole model.
+    """
+    changes = {"MASTER_PORT": str(port)} if launched() and not task.alone else {}
+    if task.in_float32:  # whatever the accelerate config file says
+        changes["ACCELERATE_MIXED_PRECISION"] = "no"
+    # The launcher of the attempt is another one.
+    removed = ("TORCHELASTIC_", *(OF_OTHER_PROCESSES if task.alone else ()))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
+    return kept | changes
+
+
+def _child(
+    main: Main,
+    folder: Path,
+    words: list[str],
+    task: Task,
+    environment: dict[str, str],
+    log: Path,
+    facts: Path | None,
+) -> None:
+    """The process of an attempt."""
+    with suppress(OSError, AttributeError):  # Linux: end with prove.py, however that ends
+        ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
+    os.environ.clear()
+    os.environ.update(environment)
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(written, stream.fileno())
+    sys.argv = ["train.py", *words]
+    # In the process of an attempt alone: it imports what computes.
+    from proving.attempt import ProvenSession, load_config_of
+    from training.run.command import run_command
+
+    run_command(main, partial(load_config_of, task, folder), partial(ProvenSession, task, facts))
