@@ -5,11 +5,15 @@ It records what the checks compare: the text, gradients, seconds and bytes.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ from model.sharded import gather_full
 from planning.allocation_log import LiveBytes
 from planning.estimate import MemoryEstimate
 from planning.fake_trace import CUDA_GRANULE, Shape
-from proving.launch import Task
+from proving.launch import Main, Task
 from proving.text import Rows, facts_of_text
 from snapshot.disk.folder import step_of, write_json
 from training.distributed.accelerator import (
@@ -38,6 +42,7 @@ from training.distributed.accelerator import (
 from training.distributed.launcher import is_main_process
 from training.distributed.sharing import context_size, data_parallel_size, tensor_size
 from training.reporting.header import computed_on
+from training.run.command import run_command
 from training.run.kernels import has_packed_rows
 from training.run.run_dir import RunLock
 from training.run.session import Session
@@ -49,6 +54,8 @@ IN_STEP, IN_SNAPSHOT, IN_UPLOAD = "a step", "a snapshot", "an upload"
 """Where an attempt kills itself."""
 SNAPSHOT_SECONDS = 600
 """The longest that a snapshot is waited for, in the middle of the next step."""
+DEATH_OF_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 NEVER = 10**9
 """Steps between evaluations that an attempt does not make."""
 
@@ -269,3 +276,25 @@ class ProvenSession(Session):
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def attempt(
+    main: Main,
+    folder: Path,
+    words: list[str],
+    task: Task,
+    environment: dict[str, str],
+    log: Path,
+    facts: Path | None,
+) -> None:
+    """Do a task as train.py with other words would, and end this process of it."""
+    with suppress(OSError, AttributeError):  # Linux: end with prove.py, however that ends
+        ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
+    os.environ.clear()
+    os.environ.update(environment)
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(written, stream.fileno())
+    sys.argv = ["train.py", *words]
+    run_command(main, partial(load_config_of, task, folder), partial(ProvenSession, task, facts))

@@ -19,6 +19,7 @@ from config.compose import load_config
 from config.removed import removed_option
 from config.schema import Config, ConfigError
 from config.stored import as_plain
+from proving.attempt import attempt
 from proving.checks import GREEN, GREY, RED, Line
 from proving.launch import Launch
 from proving.proof import Proof
@@ -48,7 +49,7 @@ def prove(main: Callable[..., int]) -> NoReturn:
         if is_main_process():
             say_error(f"error: {error}")
         leave(EXIT_USER_MISTAKE)
-    launch = Launch(main, words, folder)
+    launch = Launch(main, attempt, words, folder)
     if not is_main_process():
         launch.follow()
         leave(EXIT_DONE)

@@ -6,18 +6,13 @@ attempt has the processes, machines and devices of the launch, and may be killed
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +38,6 @@ KILLED = -9
 LOOK_SECONDS = 0.05
 LONGEST_WAIT = timedelta(days=7)
 """How long a process waits for the decision of the main process; a lost one ends the wait."""
-DEATH_OF_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 IMPORTED = ["train", "datasets", "huggingface_hub.hf_api", "transformers", "matplotlib.figure"]
 """Modules for all attempts; one that is not installed is passed over."""
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,12 +113,15 @@ class Outcome:
 class Launch:
     """The processes of prove.py. Each starts its part of the attempts that the main one chooses."""
 
-    def __init__(self, main: Main, words: Sequence[str], folder: Path) -> None:
-        """`main` is the loop, `words` are those of train.py; what attempts write is in `folder`.
+    def __init__(
+        self, main: Main, child: Callable[..., None], words: Sequence[str], folder: Path
+    ) -> None:
+        """`main` is the loop, which `child` runs in the process of an attempt, `words` are those of
+        train.py; what attempts write is in `folder`.
 
         Every process must call this, and all but the main one `follow` then.
         """
-        self.main, self.words, self.folder = main, list(words), folder
+        self.main, self.child, self.words, self.folder = main, child, list(words), folder
         self.processes = started_processes()
         self._store: Any = None
         if launched():
@@ -179,7 +175,7 @@ class Launch:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         process = (self._spawn if task.fresh else self._fork).Process(
-            target=_child,
+            target=self.child,
             args=(
                 self.main,
                 self.folder,
@@ -228,29 +224,3 @@ def environment_of(task: Task, port: int) -> dict[str, str]:
     removed = ("TORCHELASTIC_", *(OF_OTHER_PROCESSES if task.alone else ()))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
     return kept | changes
-
-
-def _child(
-    main: Main,
-    folder: Path,
-    words: list[str],
-    task: Task,
-    environment: dict[str, str],
-    log: Path,
-    facts: Path | None,
-) -> None:
-    """The process of an attempt."""
-    with suppress(OSError, AttributeError):  # Linux: end with prove.py, however that ends
-        ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
-    os.environ.clear()
-    os.environ.update(environment)
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(written, stream.fileno())
-    sys.argv = ["train.py", *words]
-    # In the process of an attempt alone: it imports what computes.
-    from proving.attempt import ProvenSession, load_config_of
-    from training.run.command import run_command
-
-    run_command(main, partial(load_config_of, task, folder), partial(ProvenSession, task, facts))

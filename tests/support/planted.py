@@ -219,15 +219,15 @@ FAULTS = [
     Fault(
         "held-out rows in the training text",
         "data/corpus.py",
-        "        return tokens.part(0, split), tokens.part(split, len(tokens))",
-        "        return tokens.part(0, len(tokens)), tokens.part(split, len(tokens))",
+        "    bounds = ((0, info.split), (info.split, len(file)))",
+        "    bounds = ((0, len(file)), (info.split, len(file)))",
         ("held-out text",),
     ),
     Fault(
         "targets that are the inputs",
         "data/loader.py",
-        "            targets[row, :length] = window[1:]",
-        "            targets[row, :length] = window[:-1]",
+        "targets[row, :length] = tokens[:-1], tokens[1:]",
+        "targets[row, :length] = tokens[:-1], tokens[:-1]",
         ("targets",),
     ),
     Fault(

@@ -214,7 +214,12 @@ def test_few_files_bypass_the_accelerator_or_read_environ():
     # common/hub_client.py sets what hf_xet, which has no other options, reads when it is loaded.
     readers = [name_of(path) for path in readers]
     # prove.py makes environments of processes, trace.py says what torch's profiler may print.
-    others = ["common/hub_client.py", "proving/launch.py", "tracing/session.py"]
+    others = [
+        "common/hub_client.py",
+        "proving/attempt.py",
+        "proving/launch.py",
+        "tracing/session.py",
+    ]
     assert readers == [*others, "training/distributed/launcher.py"]
 
 
