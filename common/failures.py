@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 import time
 from contextlib import suppress
@@ -139,7 +140,8 @@ def retry_after(response: Any) -> float | None:
         return float(limit.reset_in_seconds)
     value = response.headers.get("Retry-After", "")
     with suppress(ValueError):
-        return max(0.0, float(value))
+        if math.isfinite(seconds := float(value)):
+            return max(0.0, seconds)
     with suppress(ValueError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None

@@ -23,6 +23,7 @@ from data.reading.rows import columns_of, list_source, read_group
 from data.reading.table import Table, reader_of
 from data.subwords import tokenizer_of
 
+COMMANDS = ("inspect",)
 SHOWN_FILES, SHOWN_ROWS, SHOWN_CHARACTERS = 5, 3, 100
 SAMPLE_BYTES = 16 << 20
 """At least this much is read to estimate tokens, if the data set has it."""
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
     parser = argparse.ArgumentParser(prog="python -m data", description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("inspect",))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("source", metavar="SOURCE", help="data.source with data.streaming=true")
     parser.add_argument("--text-column", default="text", help="data.text_column (text)")
     parser.add_argument("--tokenizer", type=Path, help="the folder of one; without, bytes count")
