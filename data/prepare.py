@@ -28,7 +28,7 @@ from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.progress import Progress
 from data.sources import Source
 from data.subwords import tokenizer_of, train_bpe
-from data.token_file import NO_NUMBERS, PIECE_TOKENS, TokenFile, TokenRows, write_tokens
+from data.token_file import NO_NUMBERS, TokenFile, TokenRows, write_tokens
 from data.tokenizer import (
     CHARACTERS,
     CODE_POINTS,
@@ -39,6 +39,7 @@ from data.tokenizer import (
     lost_in,
 )
 
+PIECE_TOKENS = 1 << 20
 MANY_DOCUMENTS = 100
 """With this many documents or more, the split is at the end of a document."""
 CHATS_AT_ONCE = 256

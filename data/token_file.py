@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +27,6 @@ from data.order import NO_WINDOW, BlockOrder
 
 NUMBER = np.dtype("<i8")
 NO_NUMBERS = np.zeros(0, dtype=np.int64)
-PIECE_TOKENS = 1 << 20
-"""Read at once: memory that is used again, where a whole text would be new pages."""
 
 
 class TokenRows(NamedTuple):
@@ -176,8 +174,3 @@ class TokenStream:
         if self.ends is None:
             return tokens, NO_NUMBERS
         return tokens, ends_within(self.ends, self.start + start, len(tokens))
-
-    def pieces(self) -> Iterator[NDArray]:
-        """All of its tokens, piece by piece."""
-        for start in range(0, len(self), PIECE_TOKENS):
-            yield self.window(start, min(PIECE_TOKENS, len(self) - start))

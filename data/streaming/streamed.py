@@ -266,9 +266,13 @@ def _open_held_out(sources: Sequence[StreamSource], stream: Stream, cache: Token
                         "data.val_fraction, name another data.held_out_split, or use more text."
                     )
         tokenizer, every = stream.tokenizer, list(chain(*texts))
-        rows = texts_as_tokens(every, tokenizer)
-        text_bytes, lost = sum(map(utf8_bytes, every)), lost_in(every, tokenizer)
-        facts = {"text_bytes": text_bytes, "lost": lost, LEFT_OUT: left_out}
+        rows = list(texts_as_tokens(every, tokenizer))
+        facts = {
+            "text_bytes": sum(map(utf8_bytes, every)),
+            "lost": lost_in(every, tokenizer),
+            "unknown": sum(int((part.tokens == tokenizer.unknown).sum()) for part in rows),
+            LEFT_OUT: left_out,
+        }
         write_tokens(path, rows, tokenizer.dtype, **facts)
 
     key = json.dumps([(source.held_out_key, share) for source, share in pairs]).encode()
@@ -290,8 +294,6 @@ def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo
     )
     train_bytes = sum(source.text_bytes for source in text.sources)
     lost, which = held_out.facts["lost"]
-    unknown = stream.tokenizer.unknown
-    pieces = () if unknown is None else TokenStream(held_out).pieces()
     listings = stream.listings
     return CorpusInfo(
         name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
@@ -299,7 +301,7 @@ def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo
         held_out_bytes=held_out.facts["text_bytes"],
         held_out_targets=len(held_out),
         fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-        unknown=sum(int(np.count_nonzero(piece == unknown)) for piece in pieces),
+        unknown=held_out.facts["unknown"],
         lost=lost,
         which=which,
     )
