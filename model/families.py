@@ -42,7 +42,6 @@ def build_model(config: ModelConfig) -> LanguageModel:
     Raises ModelError, and LoraError for adapters that it cannot have.
     """
     model = config.build()
-    model.refuse_incomplete()
     if config.lora is not None:
         add_adapters(model.named, model.blocks, config.lora)
     return model

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -198,23 +197,6 @@ class LanguageModel(nn.Module, ABC):
         gets them. With a cache of `new_cache`, `ids` are the positions after the cached ones.
         In training the loss may have more parts than that of the targets (`add_loss_part`).
         """
-
-    def refuse_incomplete(self) -> None:
-        """Raise TypeError if the class lacks what a run asks of it only after it has begun."""
-        name = type(self).__name__
-        for wanted in ("config", "_no_split_modules"):
-            if not hasattr(self, wanted):
-                raise TypeError(
-                    f"{name} has no {wanted}, which LanguageModel in {__file__} describes"
-                )
-        has = signature(self.forward).parameters
-        takes_any = any(one.kind == one.VAR_POSITIONAL for one in has.values())
-        for wanted in signature(LanguageModel.forward).parameters:
-            if wanted not in ("self", *has) and not takes_any:
-                raise TypeError(
-                    f"{name}.forward has no argument {wanted}, which LanguageModel.forward in "
-                    f"{__file__} describes"
-                )
 
     def draw_new_weights(self, seed: int, adapters_only: bool = False) -> None:
         """Give a model of `build_empty`, prepared or not, the values that a new one begins with.

@@ -113,30 +113,6 @@ def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> N
             ) from error
 
 
-def without_adapter(layer: Any) -> Any:
-    """The layer that an adapter is around; the layer itself if there is none."""
-    return getattr(layer, "base_layer", layer)
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """What peft has added to a linear layer: it computes second(first(dropout(x)))."""
-
-    first: Any
-    """From the layer's inputs to as many numbers as the rank."""
-    second: Any
-    """From these to the layer's outputs."""
-    dropout: Any
-
-
-def adapter_of(layer: Any) -> Adapter | None:
-    """The adapter around a layer, as `named_modules` has it; None if there is none."""
-    if without_adapter(layer) is layer:
-        return None
-    parts = (layer.lora_A, layer.lora_B, layer.lora_dropout)
-    return Adapter(*(one[ADAPTER] for one in parts))
-
-
 @contextmanager
 def hidden(package: str) -> Iterator[None]:
     """Have every look for a package, and every import of it, find that it is not installed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -21,7 +21,7 @@ from model.causal_lm import CausalLMConfig
 from model.families import ARCHITECTURES, build_model
 from model.family import LanguageModel
 from model.generate import generate
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
 from planning.fake_trace import Shape, traced_update
 from small_snapshots import state_at
 from snapshot.base import open_base
@@ -309,15 +309,3 @@ def test_a_family_that_lacks_a_method_is_not_built():
 
     with pytest.raises(TypeError, match=r"abstract class Unfinished .*blocks"):
         Unfinished()
-
-    class Forgetful(GPT):
-        def forward(self, ids, targets=None):
-            return super().forward(ids, targets)
-
-    @dataclass(frozen=True)
-    class Config(GPTConfig):
-        def build(self):
-            return Forgetful(self)
-
-    with pytest.raises(TypeError, match=r"Forgetful\.forward has no argument positions, which"):
-        build_model(Config(16, 12, 2, 4, 16))
