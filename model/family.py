@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from model.context import Context
 from model.documents import Rows, packed_rows
 from model.fp8 import Fp8, convert
+from model.frozen import full_parameters
 from model.head import IGNORED, Head
 from model.layout import Layout, Shape
 from model.lora import Lora
 from model.new_weights import draw
-from model.nf4 import full_parameters
 from model.tensor import Plan, share_matrices
 
 

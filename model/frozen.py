@@ -1,21 +1,27 @@
 """Layers whose weights are not trained, and kept in fewer bits than float32.
 
-`keep_frozen` gives layers of a model another class; names and shapes stay. A product casts the
-weight to the dtype in which it computes, and its backward pass casts the weight again. So the cast
-copy of a weight exists only within a product.
+`keep_frozen` gives layers of a model another class; names stay. A product casts the weight to the
+dtype in which it computes, from 16 bits or from four, and its backward pass casts the weight again.
+So the cast copy of a weight exists only within a product.
 
 Letters in shapes: N inputs, M outputs of a layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from model.family import LanguageModel
 from model.lora import INSTALL
-from model.nf4 import is_installed, load_kernels, quantizable, quantize_layer
-from model.products import product
+from model.nf4 import BLOCK, STORAGE, dequantize, load_kernels, packed_width, quantize
+from model.products import cast_product, product
+
+if TYPE_CHECKING:
+    from model.family import LanguageModel
 
 AUTO = "auto"
 """16 bits if the base is stored in 16 bits, so that no number is lost; otherwise float32."""
@@ -32,10 +38,15 @@ class FrozenError(ValueError):
 
 
 class FrozenLinear(nn.Linear):
-    """`nn.Linear` whose weight has another dtype than its input."""
+    """`nn.Linear` whose weight has another dtype than its input, or is packed in four bits."""
+
+    is_packed = False
+    """Whether the weight is (M, N / 64 * 18) numbers of `model.nf4.STORAGE`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (..., N) to outputs (..., M)."""
+        if self.is_packed:
+            return cast_product(x, self.weight, self.bias, dequantize)
         return product(x, self.weight, self.bias)
 
 
@@ -77,24 +88,53 @@ def keep_frozen(
 
 def refuse_without_kernels() -> None:
     """Raise FrozenError where bitsandbytes is not installed."""
-    if not is_installed():
+    if find_spec("bitsandbytes") is None:
         sentence = f"model.frozen_dtype={NF4} needs bitsandbytes, which is not installed. {INSTALL}"
         raise FrozenError(sentence)
 
 
 def quantize_blocks(model: LanguageModel, filled: bool) -> None:
-    """Quantize the frozen linear layers of the blocks. Raises FrozenError if there are none."""
-    named = f"model.frozen_dtype={NF4}"
+    """Quantize the frozen linear layers of the blocks: torch's own, with rows of whole blocks.
+
+    Raises FrozenError if there are none.
+    """
     refuse_without_kernels()
-    layers = [*quantizable(model.blocks)]
+    layers = [
+        one
+        for one in model.blocks.modules()
+        if type(one) is nn.Linear and not one.weight.requires_grad and one.in_features % BLOCK == 0
+    ]
     if not layers:
         raise FrozenError(
-            f"{named}: no frozen linear layer of the blocks has a multiple of 64 inputs. Leave it "
-            "out."
+            f"model.frozen_dtype={NF4}: no frozen linear layer of the blocks has a multiple of 64 "
+            "inputs. Leave it out."
         )
     load_kernels()
     for layer in layers:
-        quantize_layer(layer, filled)
+        weight = layer.weight.detach()
+        shape = (len(weight), packed_width(weight.size(1)))
+        values = torch.empty(shape, dtype=STORAGE, device=weight.device)
+        if filled:
+            values.copy_(quantize(weight))
+        layer.weight = nn.Parameter(values, requires_grad=False)
+        layer.__class__, layer.is_packed = FrozenLinear, True  # type: ignore[assignment]
+
+
+def packed_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLinear]]:
+    """The layers whose weights are packed in four bits, by name."""
+    for name, one in model.named_modules():
+        if isinstance(one, FrozenLinear) and one.is_packed:
+            yield name, one
+
+
+def full_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and parameters; a packed weight as one of its full shape that has no memory."""
+    layers = {layer.weight: layer for _, layer in packed_layers(model)}
+    for name, parameter in model.named_parameters():
+        if (layer := layers.get(parameter)) is not None:
+            shape = (layer.out_features, layer.in_features)
+            parameter = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+        yield name, parameter
 
 
 def cast_frozen(model: nn.Module, dtype: torch.dtype, filled: bool) -> None:

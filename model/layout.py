@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from model.frozen import full_parameters, packed_layers
 from model.lora import is_adapter, name_in_files, name_in_model
-from model.nf4 import Nf4Linear, full_parameters
 from model.tensor import PARTS
 
 Shape = tuple[int, ...]
@@ -127,9 +127,8 @@ class Layout:
     def packed(self) -> dict[str, nn.Parameter]:
         """The weights that are packed in four bits, by the names of `parameters`."""
         return {
-            name_in_model(f"{name}.weight"): cast(nn.Parameter, module.weight)
-            for name, module in self._model.named.named_modules()
-            if isinstance(module, Nf4Linear)
+            name_in_model(f"{name}.weight"): cast(nn.Parameter, layer.weight)
+            for name, layer in packed_layers(self._model.named)
         }
 
     def trained(self) -> dict[str, nn.Parameter]:

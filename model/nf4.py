@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.lora import hidden
-from model.products import cast_product
 
 LEVELS, BLOCK = "nf4", 64
 SCALE_BYTES = 4
@@ -30,48 +27,6 @@ STORAGE = torch.bfloat16
 float32 runs and in bf16."""
 AT_ONCE = 1 << 22
 """Numbers that are quantized at once, which takes several times their memory."""
-
-
-class Nf4Linear(nn.Linear):
-    """`nn.Linear` whose weight is packed, (M, N / 64 * 18) numbers of `STORAGE`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs (..., N) to outputs (..., M)."""
-        return cast_product(x, self.weight, self.bias, dequantize)
-
-    @property
-    def full_shape(self) -> tuple[int, int]:
-        """(M, N)."""
-        return self.out_features, self.in_features
-
-
-def full_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters; a packed weight as one of its full shape that has no memory."""
-    shapes = {one.weight: one.full_shape for one in model.modules() if isinstance(one, Nf4Linear)}
-    for name, parameter in model.named_parameters():
-        if (shape := shapes.get(parameter)) is not None:
-            parameter = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
-        yield name, parameter
-
-
-def quantizable(model: nn.Module) -> Iterator[nn.Linear]:
-    """The layers that are torch's own, not trained, and have rows of whole blocks."""
-    for layer in model.modules():
-        if type(layer) is not nn.Linear or layer.weight.requires_grad:
-            continue
-        if layer.in_features % BLOCK == 0:
-            yield layer
-
-
-def quantize_layer(layer: nn.Linear, filled: bool) -> None:
-    """Make the layer an `Nf4Linear`, without values unless it is `filled` with some."""
-    weight = layer.weight.detach()
-    shape = (len(weight), packed_width(weight.size(1)))
-    values = torch.empty(shape, dtype=STORAGE, device=weight.device)
-    if filled:
-        values.copy_(quantize(weight))
-    layer.weight = nn.Parameter(values, requires_grad=False)
-    layer.__class__ = Nf4Linear
 
 
 def packed_width(inputs: int) -> int:
@@ -105,10 +60,6 @@ def dequantize(packed: Tensor, dtype: torch.dtype) -> Tensor:
         levels, scales.flatten(), BLOCK, LEVELS, (len(packed), inputs), dtype
     )
     return weight
-
-
-def is_installed() -> bool:
-    return find_spec("bitsandbytes") is not None
 
 
 def load_kernels() -> None:

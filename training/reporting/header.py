@@ -20,8 +20,8 @@ from data.documents import Documents
 from data.streaming.streamed import StreamedText
 from data.token_file import TokenStream
 from model.family import LanguageModel, parameter_count
+from model.frozen import full_parameters
 from model.lora import experts_of
-from model.nf4 import full_parameters
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
