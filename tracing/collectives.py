@@ -1,4 +1,4 @@
-"""The collectives of a step in the profile of a process: calls, bytes, time, and overlap.
+"""The collectives of a step in the profile of a process: calls, bytes and time.
 
 The profiler records a collective twice: where it is called, with its tensors, and where it takes
 place, on a thread of gloo or as a kernel of NCCL.
@@ -6,7 +6,6 @@ place, on a thread of gloo or as a kernel of NCCL.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -28,8 +27,6 @@ CALLS = {
 gloo has no reduce-scatter: torch sends an all-reduce instead."""
 BYTES = {"double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "bfloat16": 2, "half": 2}
 """Bytes of an element, by the profiler's name of its type; 1 for all others."""
-COMPUTES = ("aten::", "torch::", "Torch-Compiled Region")
-"""Prefixes of operations that compute."""
 
 
 @dataclass
@@ -40,15 +37,13 @@ class Row:
     size: int = 0
     """Bytes of the full tensors."""
     microseconds: float = 0.0
-    overlapped: float = 0.0
-    """Microseconds of these in which the process also computed."""
 
 
 def rows_of(events: Iterable[Event], step: str) -> dict[str, Row]:
     """The collectives that are called during the range with a name, by their kind."""
     events = sorted((one for one in events if one.get("ph") == "X"), key=lambda one: one["ts"])
     around = next(one for one in events if one["name"] == step)
-    transfers, busy = list(filter(is_transfer, events)), computing(events)
+    transfers = list(filter(is_transfer, events))
     rows: dict[str, Row] = {}
     for call in (one for one in events if one["name"] in CALLS):
         kind, argument, names = CALLS[call["name"]]
@@ -65,7 +60,6 @@ def rows_of(events: Iterable[Event], step: str) -> dict[str, Row]:
         size = BYTES.get(dtype.lower().removeprefix("c10::"), 1)
         row.size += size * elements(given["Input Dims"][argument])
         row.microseconds += place["dur"]
-        row.overlapped += covered(place["ts"], end_of(place), busy)
     return rows
 
 
@@ -73,12 +67,11 @@ def table(rows: dict[str, Row]) -> list[str]:
     """The rows for a terminal, below a head; no lines without collectives."""
     if not rows:
         return []
-    lines = [f"{'collective':<16}{'calls':>7}{'bytes':>17}{'ms':>10}{'while computing':>20}"]
-    for kind, row in rows.items():
-        share = row.overlapped / row.microseconds if row.microseconds else 0.0
-        lines.append(
-            f"{kind:<16}{row.calls:>7,}{row.size:>17,}{row.microseconds / 1e3:>10.2f}{share:>20.0%}"
-        )
+    lines = [f"{'collective':<16}{'calls':>7}{'bytes':>17}{'ms':>10}"]
+    lines += [
+        f"{kind:<16}{row.calls:>7,}{row.size:>17,}{row.microseconds / 1e3:>10.2f}"
+        for kind, row in rows.items()
+    ]
     return lines
 
 
@@ -95,28 +88,6 @@ def first_of(transfers: Sequence[Event], called: float, names: Sequence[str]) ->
         if end_of(transfer) > called and any(name in plain for name in names):
             return transfer
     return None
-
-
-def computing(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """When a process computes, in order and without overlaps: on its GPU, otherwise on its CPU."""
-    kernels = [one for one in events if one.get("cat") == "kernel" and not is_transfer(one)]
-    merged: list[tuple[float, float]] = []
-    for event in kernels or [one for one in events if one["name"].startswith(COMPUTES)]:
-        start, end = event["ts"], end_of(event)
-        if merged and start <= merged[-1][1]:
-            start, end = merged[-1][0], max(merged.pop()[1], end)
-        merged.append((start, end))
-    return merged
-
-
-def covered(start: float, end: float, spans: Sequence[tuple[float, float]]) -> float:
-    """How much of the time from `start` to `end` spans cover, in order and without overlaps."""
-    total = 0.0
-    for first, last in spans[bisect_right(spans, start, key=lambda span: span[1]) :]:
-        if first >= end:
-            break
-        total += min(end, last) - max(start, first)
-    return total
 
 
 def end_of(event: Event) -> float:

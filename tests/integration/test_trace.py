@@ -30,7 +30,7 @@ def trace(config: str | Path, folder: Path, *words: str) -> tuple[dict, list[dic
     traced = folder / "run-trace"
     assert f"trace     {traced / 'trace.json'}, for https://ui.perfetto.dev" in result.stdout
     assert [path.name for path in traced.glob("*.json")] == ["trace.json"]  # and no parts of it
-    rows = re.findall(r"^(\S+) +([\d,]+) +([\d,]+) +[\d.]+ +\d+%$", result.stdout, re.MULTILINE)
+    rows = re.findall(r"^(\S+) +([\d,]+) +([\d,]+) +[\d.]+$", result.stdout, re.MULTILINE)
     found = {kind: tuple(int(one.replace(",", "")) for one in rest) for kind, *rest in rows}
     return found, json.loads((traced / "trace.json").read_text())["traceEvents"]
 
@@ -75,8 +75,7 @@ def test_one_process_sends_nothing(tmp_path):
     assert any(one.get("name", "").startswith("aten::") for one in events)
 
 
-# By hand: a collective from 100 to 300 microseconds, while the process computes from 0 to 150 and
-# from 250 to 400.
+# By hand: a collective from 100 to 300 microseconds.
 
 
 def event(name: str, ts: float, dur: float, tid: int = 1, **args: object) -> dict:
@@ -94,20 +93,17 @@ NCCL = {
     "cat": "kernel",
     "args": {"In msg nelems": 10, "dtype": "BFloat16"},
 }
-ON_CPU = [event("aten::mm", 0, 90), event("aten::mm", 95, 55), event("aten::mm", 250, 150)]
-ON_GPU = [{**one, "name": "gemm", "cat": "kernel", "tid": 7} for one in ON_CPU]
 
 
-@pytest.mark.parametrize("events", [[*ON_CPU, CALL, GLOO], [*ON_GPU, CALL, NCCL]])
+@pytest.mark.parametrize("events", [[CALL, GLOO], [CALL, NCCL]])
 def test_a_collective_is_counted_where_it_takes_place(events):
     row = rows_of([*events, event("step 3", 50, 400)], "step 3")["all-reduce"]
     assert (row.calls, row.size, row.microseconds) == (1, 20, 200)
-    assert row.overlapped == pytest.approx(50 + 50)
     assert rows_of([*events, event("step 3", 100, 400)], "step 3") == {}  # called before
 
 
 def test_the_table_has_a_line_for_each_kind():
     assert table({}) == []
-    head, line = table({"all-reduce": Row(2, 1_000_000, 3000, 1500)})
-    assert line.split() == ["all-reduce", "2", "1,000,000", "3.00", "50%"]
+    head, line = table({"all-reduce": Row(2, 1_000_000, 3000)})
+    assert line.split() == ["all-reduce", "2", "1,000,000", "3.00"]
     assert len(head) == len(line)
