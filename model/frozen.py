@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from model.lora import INSTALL
 from model.nf4 import BLOCK, STORAGE, dequantize, load_kernels, packed_width, quantize
 from model.products import cast_product, product
-
-if TYPE_CHECKING:
-    from model.family import LanguageModel
 
 AUTO = "auto"
 """16 bits if the base is stored in 16 bits, so that no number is lost; otherwise float32."""
@@ -71,10 +68,8 @@ def casts_weights(module: nn.Module) -> bool:
     return type(module) in LAYERS or getattr(module, "casts_weights", False)
 
 
-def keep_frozen(
-    model: LanguageModel, kind: str, stored_as: str = FLOAT32, filled: bool = True
-) -> None:
-    """Keep the matrices that are not trained as one of `KINDS` says.
+def keep_frozen(model: Any, kind: str, stored_as: str = FLOAT32, filled: bool = True) -> None:
+    """Keep the matrices of a `LanguageModel` that are not trained as one of `KINDS` says.
 
     Vectors, such as biases and the weights of norms, stay float32, as do matrices of modules that
     cannot multiply them otherwise. AUTO is the dtype in which the base is stored. Call this before
@@ -93,8 +88,8 @@ def refuse_without_kernels() -> None:
         raise FrozenError(sentence)
 
 
-def quantize_blocks(model: LanguageModel, filled: bool) -> None:
-    """Quantize the frozen linear layers of the blocks: torch's own, with rows of whole blocks.
+def quantize_blocks(model: Any, filled: bool) -> None:
+    """Quantize frozen linear layers of a model's blocks: torch's own, with rows of whole blocks.
 
     Raises FrozenError if there are none.
     """

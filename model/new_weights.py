@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.layout import ModelError
 from model.sharded import local_part, slices_of
-
-if TYPE_CHECKING:
-    from model.family import LanguageModel
 
 ATEN = torch.ops.aten
 WITHOUT_VALUES = (ATEN.empty, ATEN.empty_strided, ATEN.rand, ATEN.randn, ATEN.normal)
@@ -56,10 +53,8 @@ class WithoutMemory(TorchDispatchMode):
 
 
 @torch.no_grad()
-def draw(
-    template: LanguageModel, model: LanguageModel, seed: int, adapters_only: bool = False
-) -> None:
-    """Give a model, prepared or not, the values that a new one begins with.
+def draw(template: Any, model: Any, seed: int, adapters_only: bool = False) -> None:
+    """Give a `LanguageModel`, prepared or not, the values that a new one begins with.
 
     `template` is the same model, built without memory; afterwards it is of no use. Raises
     ModelError for a parameter that nothing initialises.
@@ -91,7 +86,7 @@ def draw(
             one.data = torch.empty(0)  # the next block needs the memory
 
 
-def _units(model: LanguageModel) -> Iterator[tuple[str, dict[str, nn.Module]]]:
+def _units(model: Any) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     """The blocks, and every module outside of them: a name, and modules, children first."""
     inside = {one for block in model.blocks for one in block.modules()}
     blocks = {*model.blocks}
@@ -135,7 +130,7 @@ def _has(module: nn.Module, drawn: Mapping[nn.Parameter, str]) -> bool:
     return any(one in drawn for one in module.parameters())
 
 
-def _initialise(model: LanguageModel, name: str, module: nn.Module) -> None:
+def _initialise(model: Any, name: str, module: nn.Module) -> None:
     """Draw the parameters of a module, as its model says, or peft, or torch."""
     if ADAPTER not in name:
         model.initialise(module)
