@@ -17,7 +17,10 @@ from proving.stores import stored
 from training.exits import EXIT_AGAIN, EXIT_TERMINATED
 
 FEW = 2
-"""Steps that are compared between shapes, and layers where one process holds no more."""
+"""Steps that are compared between shapes, and sequences of their other micro-batches."""
+SEQUENCES = 8
+"""The most of a step that a process computes then: fewer may have the same number of targets, so
+that nobody sees how micro-batches are weighed."""
 AT_ONCE = 1e-6
 """A time limit, in minutes, that is over at the first step."""
 RUNS = ("undisturbed", "shape", "split", "one", "other", "disturbed", "stored", "memory")
@@ -55,9 +58,9 @@ class Proof:
         yield from checks.speed(whole, self.config)
 
     def few_sequences(self, whole: Outcome) -> dict[str, Any]:
-        """Keys for two sequences a process, with as uneven shares as the run has."""
+        """Keys for few sequences a process, with as uneven shares as the run has."""
         parts, batch = whole.facts["parts"], self.config.train.global_batch_size
-        few = min(batch, FEW * parts + batch % parts)
+        few = min(batch, SEQUENCES * parts + batch % parts)
         return {"train.global_batch_size": few, "train.micro_batch_size": 1}
 
     def any_shape(self, changes: Mapping[str, Any]) -> Iterator[Line]:
