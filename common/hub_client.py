@@ -122,7 +122,7 @@ def transfer(timeout: float, size: int) -> Iterator[None]:
     try:
         with deadline(seconds):
             yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:  # as an aborted session raises
         if time.monotonic() < end:
             raise
         reason = f"a transfer of {size / 1e6:.1f} MB has not ended within {seconds:.0f} seconds"

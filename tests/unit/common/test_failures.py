@@ -18,6 +18,7 @@ from huggingface_hub.errors import (
 
 from common import retries
 from common.failures import Refused, Unanswered, failure_of
+from common.hub_client import transfer
 from common.retries import with_retries
 
 
@@ -134,3 +135,12 @@ def test_a_delay_that_doubles_or_is_asked_for_has_a_bound():
 
     with_retries(request, lambda failure, waited, delay: delays.append(delay))
     assert delays == [3600.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+
+
+def test_a_transfer_whose_time_is_over_is_a_failure_that_may_pass_and_no_ctrl_c(monkeypatch):
+    """Xet's aborted session raises KeyboardInterrupt; before the deadline it is a person's."""
+    monkeypatch.setattr("common.hub_client.is_xet_available", lambda: False)
+    with pytest.raises(KeyboardInterrupt), transfer(60.0, 0):
+        raise KeyboardInterrupt
+    with pytest.raises(Unanswered, match="a transfer of 0.0 MB has not ended"), transfer(0.0, 0):
+        raise KeyboardInterrupt
