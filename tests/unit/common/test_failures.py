@@ -142,5 +142,5 @@ def test_a_transfer_whose_time_is_over_is_a_failure_that_may_pass_and_no_ctrl_c(
     monkeypatch.setattr("common.hub_client.is_xet_available", lambda: False)
     with pytest.raises(KeyboardInterrupt), transfer(60.0, 0):
         raise KeyboardInterrupt
-    with pytest.raises(Unanswered, match="a transfer of 0.0 MB has not ended"), transfer(0.0, 0):
+    with pytest.raises(Unanswered, match=r"a transfer of 0\.0 MB has not ended"), transfer(0.0, 0):
         raise KeyboardInterrupt
