@@ -112,7 +112,7 @@ FAULTS = [
         LOOP,
         "with accelerator.accumulate(model):",
         "with accelerator.no_sync(model):",
-        ONE,
+        ("the first steps in float32", *ONE),
         launch=DDP,
     ),
     Fault(
