@@ -84,13 +84,10 @@ def share_matrices(model: nn.Module, plan: Plan, joined: Mapping[str, int], mesh
 def _shard(parameter: nn.Parameter, mesh: Any, placement: Any) -> nn.Parameter:
     """A DTensor in place of a parameter, with this process's part of its values."""
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     local = parameter.detach()
-    shape, first = compute_local_shape_and_global_offset(local.shape, mesh, [placement])
-    if shape != local.shape:  # a copy, so that the memory of the rest is freed
-        places = zip(first, shape, strict=True)
-        local = local[tuple(slice(begin, begin + size) for begin, size in places)].clone()
+    if placement.is_shard():  # a copy, so that the memory of the rest is freed
+        local = local.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].clone()
     options: Any = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
     whole = DTensor.from_local(local, mesh, [placement], **options)
     return nn.Parameter(whole, requires_grad=parameter.requires_grad)

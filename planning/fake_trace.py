@@ -8,6 +8,7 @@ the operations for which CUDA saves other tensors for the backward pass.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import Optimizer
@@ -230,6 +231,7 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
     if shape.processes == 1:
         yield None
         return
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # as in a run
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shape.processes)
     try:
         if not shape.is_fsdp:
@@ -237,9 +239,27 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
             return
         sizes = {"replicate": shape.copies, "shard": shape.shards, "tensor": shape.tensor}
         mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
-        yield mesh
+        with _meshes_with_values():
+            yield mesh
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _meshes_with_values() -> Iterator[None]:
+    """Have FSDP join its mesh with that of shared matrices outside of fake tensors."""
+    joined: Any = DeviceMesh._concatenate
+
+    def with_values(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            mesh: DeviceMesh = joined(meshes)
+        return mesh
+
+    DeviceMesh._concatenate = staticmethod(with_values)  # type: ignore
+    try:
+        yield
+    finally:
+        DeviceMesh._concatenate = staticmethod(joined)  # type: ignore
 
 
 def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
