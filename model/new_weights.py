@@ -24,6 +24,8 @@ from model.sharded import local_part, slices_of
 ATEN = torch.ops.aten
 WITHOUT_VALUES = (ATEN.empty, ATEN.empty_strided, ATEN.rand, ATEN.randn, ATEN.normal)
 """What makes new tensors that are no constants."""
+FILLS = (ATEN.normal_, ATEN.uniform_, ATEN.fill_, ATEN.zero_)
+"""What gives a tensor values. To draw none, for one without memory, torch imports its compiler."""
 ADAPTER = ".lora_"
 """In the names of adapters' modules and parameters."""
 
@@ -44,6 +46,8 @@ class WithoutMemory(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        if func.overloadpacket in FILLS and args[0].is_meta:
+            return args[0]
         if any(one.is_meta for one in given):
             args, kwargs = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
             kwargs |= {"device": "meta"} if "device" in kwargs else {}

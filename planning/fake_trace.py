@@ -19,11 +19,12 @@ import torch.distributed as dist
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from config.schema import ConfigError, OptimConfig
@@ -234,32 +235,36 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # as in a run
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shape.processes)
     try:
-        if not shape.is_fsdp:
-            yield None
-            return
-        sizes = {"replicate": shape.copies, "shard": shape.shards, "tensor": shape.tensor}
-        mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
         with _meshes_with_values():
-            yield mesh
+            if not shape.is_fsdp:
+                yield None
+                return
+            sizes = {"replicate": shape.copies, "shard": shape.shards, "tensor": shape.tensor}
+            yield init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
     finally:
         dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def _meshes_with_values() -> Iterator[None]:
-    """Have FSDP join its mesh with that of shared matrices outside of fake tensors."""
+    """Have FSDP and Muon make their meshes outside of fake tensors: they read their numbers."""
     joined: Any = DeviceMesh._concatenate
+    of_group: Any = DeviceMesh.from_group
 
-    def with_values(meshes: list[DeviceMesh]) -> DeviceMesh:
-        with unset_fake_temporarily():
-            mesh: DeviceMesh = joined(meshes)
-        return mesh
+    def with_values(make: Any) -> Any:
+        def made(*args: Any, **options: Any) -> Any:
+            with _disable_current_modes():
+                return make(*args, **options)
 
-    DeviceMesh._concatenate = staticmethod(with_values)  # type: ignore
+        return staticmethod(made)
+
+    DeviceMesh._concatenate = with_values(joined)  # type: ignore
+    DeviceMesh.from_group = with_values(of_group)  # type: ignore
     try:
         yield
     finally:
         DeviceMesh._concatenate = staticmethod(joined)  # type: ignore
+        DeviceMesh.from_group = staticmethod(of_group)  # type: ignore
 
 
 def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:

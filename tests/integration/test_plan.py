@@ -245,7 +245,7 @@ OF_WEIGHTS = ("parameters", "gradients", "optimizer")
         (Shape("cuda", "bf16", 8, 8, context=4), {"activations": 0.5}),
         (
             Shape("cuda", "bf16", 4, 1, tensor=4),
-            {**dict.fromkeys(OF_WEIGHTS, 0.3), "activations": 0.4},
+            {**dict.fromkeys(OF_WEIGHTS, 0.3), "activations": 0.5},
         ),
     ],
 )
@@ -325,7 +325,7 @@ def test_the_memory_of_a_machine_decides_on_offloading(capsys):
     words += ["train.global_batch_size=2", "--processes", "2", "--memory", "1.36"]
     assert plan_script.main([*words, "--host-memory", "300MiB"]) == 0
     said = capsys.readouterr().out
-    assert "It fits where each machine has 0.2 GiB of memory left for its 2 processes:" in said
+    assert "It fits where each machine has 0.1 GiB of memory left for its 2 processes:" in said
     assert plan_script.main([*words, "--host-memory", "100MiB"]) == EXIT_NOTHING_FITS
     assert "Nothing fits, not even one sequence." in capsys.readouterr().out
 
@@ -409,7 +409,7 @@ def test_the_plan_says_what_fits_and_what_to_run():
     assert result.returncode == 0, result.stderr
     assert "It fits: accelerate launch --config_file accelerate_configs/ddp.yaml" in result.stdout
     assert "snapshot.keep=3" in result.stdout
-    assert "0.50 for each NCCL communicator, 0.25 of" in result.stdout
+    assert "0.50 for each NCCL communicator, 0.25 of" in " ".join(result.stdout.split())
     for head in ("weights", "gradients", "optimizer", "activations", "peak"):
         assert head in result.stdout
 

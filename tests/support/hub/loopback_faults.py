@@ -10,14 +10,14 @@ ENDPOINTS = frozenset(
     {
         *("whoami", "create", "delete", "info", "preupload", "batch", "put"),
         *("verify", "commit", "tree", "paths-info", "resolve-head", "resolve-get", "blob-get"),
-        *("refs", "branch", "tag", "validate-yaml"),
+        *("refs", "commits", "branch", "tag", "validate-yaml"),
         *("lfs-delete", "bucket-create", "bucket-info", "bucket-tree", "bucket-batch"),
         "bucket-get",
         *("xet-write-token", "xet-read-token", "xet-chunk", "xorb", "shard", "reconstruction"),
         "xorb-get",
     }
 )
-READS = frozenset({"info", "tree", "paths-info", "resolve-head", "resolve-get"})
+READS = frozenset({"info", "tree", "paths-info", "resolve-head", "resolve-get", "commits"})
 """Where a stale head shows."""
 KINDS: dict[str, frozenset[str]] = {
     "refuse": ENDPOINTS,

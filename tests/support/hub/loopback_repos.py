@@ -11,6 +11,7 @@ from loopback_routes import (
     Routes,
     as_date,
     commit_meant,
+    page,
     readable,
     user_of,
     writable,
@@ -148,3 +149,26 @@ def _delete_large(call: Call) -> Answer:
 @ROUTES.answers("validate-yaml", "POST", "/api/validate-yaml")
 def _validate_yaml(call: Call) -> Answer:
     return json_answer({"errors": [], "warnings": []})
+
+
+@ROUTES.answers("commits", "GET", "/api/models/{repo}/commits/{revision}")
+def _commits(call: Call) -> Answer:
+    repo = readable(call)
+    lines = [
+        {
+            "id": commit.id,
+            "title": commit.title,
+            "message": commit.message,
+            "authors": [{"user": commit.author}],
+            "date": as_date(commit.date),
+        }
+        for commit in repo.history(commit_meant(call, repo))
+    ]
+    return page(call, lines)
+
+
+@ROUTES.answers("branch", "POST", "/api/models/{repo}/branch/{branch}")
+def _create_branch(call: Call) -> Answer:
+    repo, _ = writable(call)
+    repo.create_branch(call.names["branch"], call.body.json().get("startingPoint") or "main")
+    return json_answer({})
