@@ -233,12 +233,17 @@ def running(space: Path):
         process.wait()
 
 
+def focus(page, field: str) -> None:
+    """Give a field the focus, once the page has it: it is drawn piece by piece."""
+    page.wait_for(f"{field} && ({field}.focus(), document.activeElement === {field})")
+
+
 def settings(page, length: int) -> None:
     """Set the length, and temperature 0."""
     for label, value in (("Length", length), ("Temperature", 0)):
         field = f"document.querySelector('input[type=number][aria-label*=\"{label}\"]')"
-        page.wait_for(f"{field} !== null")
-        page.evaluate(f"{field}.focus(); {field}.select()")
+        focus(page, field)
+        page.evaluate(f"{field}.select()")
         page.type(str(value))
         page.press("Tab")
 
@@ -252,7 +257,7 @@ def test_chromium_shows_the_text_that_sample_py_prints(finished_run, tmp_path):
     text = "document.querySelectorAll('textarea')[1].value"
     with running(tmp_path / "space") as address, web_browser.chromium(address) as page:
         settings(page, 10)
-        page.evaluate("document.querySelector('textarea').focus()")
+        focus(page, "document.querySelector('textarea')")
         page.type("the ")
         click(page, "Submit")
         page.wait_for(f"{text}.length >= {len(printed)}")
@@ -283,7 +288,7 @@ def test_chromium_shows_the_replies_of_a_chat_model(tmp_path):
         click(page, "Additional inputs")
         settings(page, 20)
         for number, question in enumerate(("how is run 1?", "and run 2?"), 1):
-            page.evaluate("document.querySelector('textarea').focus()")
+            focus(page, "document.querySelector('textarea')")
             page.type(question)
             page.press("Enter")
             page.wait_for(f"{replies}.length === {number} && {replies}[{number - 1}].length > 0")
