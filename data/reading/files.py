@@ -140,7 +140,8 @@ def _matching(source: str, path: Path) -> list[Path]:
         )
     # With two ** glob finds a file twice.
     paths = [Path(name) for name in {*glob.glob(pattern, recursive=True)}]
-    paths = [path for path in paths if not path.is_dir()]
+    # Path.is_dir raises for what may not be searched, which is told when it is opened.
+    paths = [path for path in paths if not os.path.isdir(path)]  # noqa: PTH112
     if not paths:
         raise DataError(
             f"data.source={source} matches no file. Check the pattern; ** includes subfolders."
