@@ -237,26 +237,36 @@ class Disk(FileSystem):
 def files_below(root: Path) -> dict[str, int]:
     """The sizes of all files of a folder by path; links to folders are followed.
 
-    Raises OSError for a folder that cannot be read, unless no snapshot can be there, and for a link
+    Raises OSError, unless no snapshot can be there, for a folder that cannot be read and for a link
     to nothing, perhaps to a disk that is not mounted. What is deleted meanwhile is left out.
     """
 
+    def may_hold_snapshots(path: Path) -> bool:
+        return path == root or path.relative_to(root).parts[0] == SNAPSHOTS
+
     def refuse(error: OSError) -> None:
-        inside = Path(error.filename).relative_to(root).parts
-        is_systems = isinstance(error, PermissionError) and inside and inside[0] != SNAPSHOTS
-        is_gone = isinstance(error, FileNotFoundError) and inside
+        path = Path(error.filename)
+        is_systems = isinstance(error, PermissionError) and not may_hold_snapshots(path)
+        is_gone = isinstance(error, FileNotFoundError) and path != root
         if not (is_systems or is_gone):  # lost+found of a whole disk
             raise error
 
     sizes = {}
-    for folder, _, names in os.walk(root, onerror=refuse, followlinks=True):
+    for folder, inside, names in os.walk(root, onerror=refuse, followlinks=True):
+        paths = [Path(folder, name) for name in inside]
+        inside[:] = [path.name for path in paths if not _leads_up(path)]
         for path in (Path(folder, name) for name in names):
             try:
                 sizes[path.relative_to(root).as_posix()] = path.stat().st_size
             except FileNotFoundError:
-                if path.is_symlink():
+                if path.is_symlink() and may_hold_snapshots(path):
                     raise OSError(errno.EIO, "a link to nothing", str(path)) from None
     return sizes
+
+
+def _leads_up(path: Path) -> bool:
+    """Whether a link leads to a folder that it is in: it holds nothing new, and has no end."""
+    return path.is_symlink() and any(path.samefile(above) for above in path.parents)
 
 
 class Bucket(FileSystem):

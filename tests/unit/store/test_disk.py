@@ -77,6 +77,8 @@ def test_links_are_followed_and_a_link_to_nothing_is_an_error(root, tmp_path):
     moved = tmp_path / "other disk"
     (root / RUN).rename(moved)
     (root / RUN).symlink_to(moved)
+    (root / RUN / "up").symlink_to(root)  # holds nothing new, and has no end
+    (root / "dead").symlink_to("nowhere")  # where no snapshot can be
     assert listed(root) == ["latest.json", PATH]
     moved.rename(tmp_path / "unmounted")
     with pytest.raises(StoreUnreachable, match="a link to nothing"):
