@@ -43,16 +43,23 @@ NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
 
 
 def read_metrics(path: Path, after: int = 0) -> list[Record]:
-    """The figures of the steps after one.
+    """The figures of the steps after one, as `figures_after` yields them."""
+    return [*figures_after(path, after)]
+
+
+def figures_after(path: Path, after: int) -> Iterator[Record]:
+    """Yield the figures of the steps after one, in their order.
 
     Raises ConfigError that names the line when the file holds something else.
     """
     if not path.exists():
-        return []
+        return
     with open(path, "rb") as opened:
         begin = place_after(opened, after) if after else 0
-        records = [_parsed(opened, end, line) for end, line in lines_from(opened, begin)]
-        return [record for record in records if record["event"] in FIGURES]
+        for end, line in lines_from(opened, begin):
+            record = _parsed(opened, end, line)
+            if record["event"] in FIGURES:
+                yield record
 
 
 def read_events(path: Path) -> list[Record]:
@@ -70,8 +77,12 @@ def read_events(path: Path) -> list[Record]:
 
 def held_out_at(path: Path, step: int) -> float | None:
     """The held-out loss of a step, or None where the file has none. Raises ConfigError."""
-    records = [record for record in read_metrics(path, step - 1) if record["step"] == step]
-    return next((float(r["loss"]) for r in records if r["event"] == "eval"), None)
+    for record in figures_after(path, step - 1):
+        if record["step"] > step:
+            break
+        if record["event"] == "eval":
+            return float(record["loss"])
+    return None
 
 
 def newest_step(path: Path) -> int | None:
