@@ -37,7 +37,7 @@ class Place(ABC):
     """Of a process that uses it."""
 
     @abstractmethod
-    def open(self, timeout: float = 5.0) -> Files:
+    def open(self, timeout: float = 30.0) -> Files:
         """The store, as a run has it."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Folder(Place):
         self.url = f"{prefix}{self.folder}"
         self.key, self.environment = f"hub.url={self.url}", {}
 
-    def open(self, timeout: float = 5.0) -> Files:
+    def open(self, timeout: float = 30.0) -> Files:
         return open_store(self.url, timeout)
 
     def paths(self) -> list[str]:
@@ -97,7 +97,7 @@ class HubBucket(Place):
         self.url, self.key = "hf://buckets/me/run", "hub.url=hf://buckets/me/run"
         self.environment = hub.environment()
 
-    def open(self, timeout: float = 5.0) -> Files:
+    def open(self, timeout: float = 30.0) -> Files:
         return open_store(self.url, timeout)
 
     def paths(self) -> list[str]:
@@ -216,7 +216,7 @@ class S3(Place):
         self._ended.set()
         self.server.shutdown()
 
-    def open(self, timeout: float = 5.0) -> Files:
+    def open(self, timeout: float = 30.0) -> Files:
         return open_store(self.url, timeout)
 
     def paths(self) -> list[str]:

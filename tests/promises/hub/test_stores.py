@@ -63,7 +63,7 @@ def uploader(
     place: stores.Place,
     run_id: str = RUN,
     attempt_id: str = FIRST,
-    timeout: float = 5.0,
+    timeout: float = 10.0,
     was_read: bool = False,
     **more,
 ) -> Uploader:
@@ -190,12 +190,13 @@ def test_a_snapshot_that_is_damaged_there_is_passed_over(folder, finished_run, t
 def test_what_another_attempt_is_uploading_is_not_deleted(s3, snapshot_of):
     first = uploader(s3, attempt_id=FIRST, keep=1)
     upload(first, snapshot_of(5))
-    slow = s3.fault("hang", "PUT", path=f"{place_of(7, SECOND)}/manifest")
+    slow = s3.fault("hang", "PUT", path=f"{place_of(7, SECOND)}/manifest", times=1000)
     other = uploader(s3, attempt_id=SECOND, keep=1, was_read=True)
     other.offer(snapshot_of(7), Card(""))  # its contents are there, and its manifest hangs
     stores.wait_for(lambda: slow.hits)
     upload(first, *map(snapshot_of, (10, 11, 12)))
     assert f"{place_of(7, SECOND)}/model.safetensors" in s3.paths()
+    slow.times = 0
     assert other.flush(60)
     assert_whole(s3)
     assert s3.steps() == [7, 12]
