@@ -1,7 +1,7 @@
 """Checks of a configuration that are independent of the machine; all mistakes at once.
 
-`RANGES`, `CHOICES` and `PATTERNS` are about one key each. `RULES` are about several; each yields
-the key to blame, and the rest of a sentence that begins with `key=value`.
+The ranges of the schema, `CHOICES` and `PATTERNS` are about one key each. `RULES` are about
+several; each yields the key to blame, and the rest of a sentence that begins with `key=value`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from common.printable import printable, redact_urls, shortened
 from config.schema import (
     KEYS,
+    RANGES,
     TEXT_KEYS,
     Config,
     is_preset,
@@ -43,56 +44,6 @@ Mistakes = Iterator[tuple[str, str]]
 """Keys, each with the rest of the sentence."""
 
 
-# The maximum of a whole number is far above any use: a larger value is a typing error that would
-# exhaust the memory, overflow a clock or never end.
-COUNT = (1, 10**9)
-SIZE = (1, 1_000_000)
-BYTES = (1_000, 10**15)
-SECONDS = (0, 1_000_000)
-TINY, HUGE = 1e-9, 1e100
-RANGES: dict[str, tuple[float, float]] = {
-    "data.block_size": SIZE,
-    "data.val_fraction": (TINY, 0.5),
-    "data.window_bytes": BYTES,
-    "data.prefetch_bytes": BYTES,
-    "data.stream_cache_bytes": BYTES,
-    "data.held_out_bytes": BYTES,
-    "model.n_layer": (1, 10_000),
-    "model.n_head": (1, 10_000),
-    "model.n_embd": SIZE,
-    "model.dropout": (0, 0.99),
-    "model.lora_rank": (1, 65_536),
-    "model.lora_alpha": (1, 65_536),
-    "optim.learning_rate": (0, HUGE),
-    "optim.min_learning_rate": (0, HUGE),
-    "optim.warmup_steps": (0, 10**9),
-    "optim.decay_fraction": (TINY, 1),
-    "optim.weight_decay": (0, HUGE),
-    "optim.max_grad_norm": (TINY, math.inf),
-    "train.max_steps": COUNT,
-    "train.global_batch_size": SIZE,
-    "train.micro_batch_size": SIZE,
-    "train.eval_every": COUNT,
-    "train.eval_batches": COUNT,
-    "train.log_every": COUNT,
-    "train.sample_every": (0, 10**9),
-    "train.max_skipped_steps": (0, 10**9),
-    "train.seed": (0, 2**32 - 1),
-    "snapshot.every": COUNT,
-    "snapshot.every_minutes": (TINY, 1_000_000),
-    "snapshot.keep": (2, 1_000_000),  # two, because the newest may be damaged
-    "snapshot.piece_bytes": (1_000_000, 10**15),
-    "hub.keep": SIZE,
-    "hub.milestone_every": COUNT,
-    "hub.min_interval_seconds": SECONDS,
-    "hub.timeout_seconds": (TINY, 1_000_000),
-    "hub.flush_seconds": SECONDS,
-    "run.max_minutes": (TINY, 10**7),
-    "run.grace_seconds": (1, 1_000_000),
-    "run.collective_timeout_seconds": (1, 1_000_000),
-    "run.start_timeout_seconds": (1, 1_000_000),
-}
-"""The least and the most of each number."""
 CHOICES: dict[str, Collection[bool | str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),

@@ -7,8 +7,9 @@ are imported by the functions that need them, because torch takes seconds and `-
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
@@ -20,8 +21,22 @@ OTHER_MODELS = ("pretrained", "architecture")
 """The keys of `model` that name another model than our own."""
 
 
+# The maximum of a whole number is far above any use: a larger value is a typing error that would
+# exhaust the memory, overflow a clock or never end.
+COUNT = (1, 10**9)
+SIZE = (1, 1_000_000)
+BYTES = (1_000, 10**15)
+SECONDS = (0, 1_000_000)
+TINY, HUGE = 1e-9, 1e100
+
+
 class ConfigError(ValueError):
     """Mistakes in the configuration: sentences with key, value and remedy, one a line."""
+
+
+def number(default: float | None, least: float, most: float) -> Any:
+    """A key whose value, unless it is null, is at least `least` and at most `most`."""
+    return field(default=default, metadata={"range": (least, most)})
 
 
 @dataclass
@@ -40,13 +55,13 @@ class DataConfig:
     """The text: python-docs, python-stdlib, a path or glob, a URL, or a Hub data set id."""
     text_column: str = "text"
     """The column with the text or the messages, in tables and Hub data sets."""
-    val_fraction: float = 0.1
+    val_fraction: float = number(0.1, TINY, 0.5)
     """The fraction at the end of the text that is held out for evaluation (validation)."""
     tokenizer: str | None = None
     """char, bpe:8000, or a repo or folder with one; null: that of model.pretrained, or char."""
     documents: str = "packed"
     """packed or masked: windows of a stream; conversations: rows of whole conversations."""
-    block_size: int = 64
+    block_size: int = number(64, *SIZE)
     """Context length, in tokens."""
     cache_dir: str = "out/data"
     """The folder for prepared texts."""
@@ -54,13 +69,13 @@ class DataConfig:
     """Read the text during training; null: with data.mix."""
     mix: list[MixPart] = field(default_factory=list)
     """Streamed sources instead of data.source: [{source:a,weight:0.7},{source:b,weight:0.3}]."""
-    window_bytes: int = 32_000_000
+    window_bytes: int = number(32_000_000, *BYTES)
     """Bytes of text that are shuffled at once, per streamed source."""
-    prefetch_bytes: int = 128_000_000
+    prefetch_bytes: int = number(128_000_000, *BYTES)
     """Bytes of streamed text that are read ahead of training."""
-    stream_cache_bytes: int = 4_000_000_000
+    stream_cache_bytes: int = number(4_000_000_000, *BYTES)
     """Maximum size in bytes of the cached tokens of streamed text in data.cache_dir."""
-    held_out_bytes: int = 2_000_000
+    held_out_bytes: int = number(2_000_000, *BYTES)
     """Bytes of held-out rows of a streamed text that are evaluated."""
     held_out_split: str | None = None
     """The split of streamed Hub data sets to evaluate on (validation, ...); null: val_fraction."""
@@ -74,21 +89,21 @@ class ModelConfig:
     """The model to start from: a Hub repo (owner/name[@revision]), a folder, a run; null: none."""
     architecture: str | None = None
     """A repo or folder whose config.json to train from random weights; null: our GPT-2."""
-    n_layer: int = 4
+    n_layer: int = number(4, 1, 10_000)
     """Transformer blocks."""
-    n_head: int = 4
+    n_head: int = number(4, 1, 10_000)
     """Attention heads per block."""
-    n_embd: int = 128
+    n_embd: int = number(128, *SIZE)
     """Width: channels of the residual stream, a multiple of n_head."""
-    dropout: float = 0.0
+    dropout: float = number(0.0, 0, 0.99)
     """Dropout probability, wherever the model has dropout; use 0 for short runs."""
     activation_function: str = "gelu_new"
     """GPT-2: gelu_new (its own) or gelu (exact, and much faster on a CPU)."""
     activation_checkpointing: bool | str = False
     """Recompute blocks: true; selective: all but products; offload: their inputs in CPU memory."""
-    lora_rank: int | None = None
+    lora_rank: int | None = number(None, 1, 65_536)
     """Freeze model.pretrained and train LoRA adapters of this rank; null: train the model."""
-    lora_alpha: int | None = None
+    lora_alpha: int | None = number(None, 1, 65_536)
     """The output of adapters is scaled by lora_alpha / lora_rank; null: by 2."""
     lora_targets: list[str] = field(default_factory=list)
     """Linear layers that get adapters, such as [q_proj,v_proj]; by default all in the blocks."""
@@ -98,17 +113,17 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
-    learning_rate: float = 1e-3
+    learning_rate: float = number(1e-3, 0, HUGE)
     """The peak learning rate, after the warm-up; 0: by the size of a model that is not ours."""
-    min_learning_rate: float = 1e-4
+    min_learning_rate: float = number(1e-4, 0, HUGE)
     """The learning rate of the last step."""
-    warmup_steps: int = 100
+    warmup_steps: int = number(100, 0, 10**9)
     """Steps in which the learning rate rises linearly from 0."""
     schedule: str = "cosine"
     """After the warm-up: cosine decays over all steps; wsd is stable and decays at the end."""
-    decay_fraction: float = 0.2
+    decay_fraction: float = number(0.2, TINY, 1)
     """wsd: the fraction of train.max_steps, at their end, in which the learning rate decays."""
-    weight_decay: float = 0.1
+    weight_decay: float = number(0.1, 0, HUGE)
     """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
     name: str = "adamw"
     """adamw; or muon for the matrices of the blocks, with AdamW for all other parameters."""
@@ -116,45 +131,45 @@ class OptimConfig:
     """AdamW's decay rates for the averages of gradient and squared gradient."""
     freeze: list[str] = field(default_factory=list)
     """Patterns of parameters that are not trained, such as ['*.wte.*','*.h.0.*']."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = number(1.0, TINY, math.inf)
     """Gradients with a larger global norm are scaled down to this one."""
 
 
 @dataclass
 class TrainConfig:
-    max_steps: int = 2000
+    max_steps: int = number(2000, *COUNT)
     """Optimizer updates of the whole run; raise it to extend a finished run."""
-    global_batch_size: int = 12
+    global_batch_size: int = number(12, *SIZE)
     """Sequences of one step, over all processes and accumulation."""
-    micro_batch_size: int | None = None
+    micro_batch_size: int | None = number(None, *SIZE)
     """Most sequences per process in one forward pass; null: its whole share of the global batch."""
-    eval_every: int = 250
+    eval_every: int = number(250, *COUNT)
     """Steps between evaluations; there is always one at the end."""
-    eval_batches: int | None = 75
+    eval_batches: int | None = number(75, *COUNT)
     """Global batches per evaluation, at most; null: all; by default a tenth of the steps' work."""
-    log_every: int = 20
+    log_every: int = number(20, *COUNT)
     """Steps between lines on the console; metrics.jsonl has every step."""
-    sample_every: int = 500
+    sample_every: int = number(500, 0, 10**9)
     """Steps between printed samples, of 20 seconds at most; 0: none, not even at the end."""
-    max_skipped_steps: int = 20
+    max_skipped_steps: int = number(20, 0, 10**9)
     """Updates in a row that fp16's loss scaler may skip before the run stops."""
-    seed: int = 1337
+    seed: int = number(1337, 0, 2**32 - 1)
     """Seed of the initial weights, the data order and dropout."""
 
 
 @dataclass
 class SnapshotConfig:
-    every: int = 250
+    every: int = number(250, *COUNT)
     """Steps between snapshots; there is always one at the end."""
-    every_minutes: float | None = None
+    every_minutes: float | None = number(None, TINY, 1_000_000)
     """Minutes between snapshots instead; null: snapshot.every."""
-    keep: int = 3
+    keep: int = number(3, 2, 1_000_000)
     """Number of newest snapshots to keep on disk, at least 2."""
     keep_best: bool = False
     """Also keep the snapshot with the lowest held-out loss, here and in the store."""
     resume: str = "auto"
     """auto: this run's newest, or another run's folder or repo[@revision]."""
-    piece_bytes: int = 2_000_000_000
+    piece_bytes: int = number(2_000_000_000, 1_000_000, 10**15)
     """Maximum size in bytes of a snapshot's shard files; larger models are split into several."""
 
 
@@ -166,21 +181,21 @@ class HubConfig:
     """A folder elsewhere instead: s3://bucket/run, gs://..., file:///shared/run: docs/hub.md."""
     private: bool = True
     """Create the repo as private, and refuse a public one."""
-    keep: int = 3
+    keep: int = number(3, *SIZE)
     """Number of newest snapshots to keep in the repo."""
-    min_interval_seconds: float = 60.0
+    min_interval_seconds: float = number(60.0, *SECONDS)
     """Minimum time between two uploads, because the Hub limits commits per hour."""
-    milestone_every: int | None = None
+    milestone_every: int | None = number(None, *COUNT)
     """Steps between snapshots that are kept for good; null: none."""
     takeover: bool = False
     """Take the store over from another run, which then stops uploading."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = number(60.0, TINY, 1_000_000)
     """Timeout of a request to the Hub."""
     license: str | None = None
     """License on the model card, as the Hub names it (mit, apache-2.0, cc-by-4.0, ...)."""
     language: str | None = None
     """Language of the text on the model card, as a code (en, de, code, ...)."""
-    flush_seconds: float = 240.0
+    flush_seconds: float = number(240.0, *SECONDS)
     """How long the end of a run waits for its last upload; the next start uploads the rest."""
 
     @property
@@ -201,15 +216,15 @@ class RunConfig:
     """Trackers of accelerate to report to (tensorboard, trackio, wandb, ...); null: none."""
     project: str = "accelerate-gpt"
     """Project name in the trackers."""
-    max_minutes: float | None = None
+    max_minutes: float | None = number(None, TINY, 10**7)
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
     attention: str = "auto"
     """auto, kernel (torch's); on a CPU products; on CUDA varlen, flash3, flash4."""
-    grace_seconds: float = 25.0
+    grace_seconds: float = number(25.0, 1, 1_000_000)
     """Time that a stop may take: to finish the step, save it and upload it."""
-    collective_timeout_seconds: int = 180
+    collective_timeout_seconds: int = number(180, 1, 1_000_000)
     """Process-group timeout within a step; an unreachable process then ends the run."""
-    start_timeout_seconds: int = 3600
+    start_timeout_seconds: int = number(3600, 1, 1_000_000)
     """Process-group timeout at the start and around snapshots, where processes wait for one."""
     sync_each_micro_batch: bool = True
     """FSDP: send in each micro-batch; false: once a step, with whole weights and gradients."""
@@ -230,12 +245,16 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
 
-KEYS = {
-    f"{section.name}.{entry.name}": str(entry.type)
+FIELDS = {
+    f"{section.name}.{entry.name}": entry
     for section in fields(Config)
     for entry in fields(getattr(Config(), section.name))
 }
-"""Every key in the form of the command line, with its type."""
+"""Every key in the form of the command line."""
+KEYS = {key: str(entry.type) for key, entry in FIELDS.items()}
+"""Every key, with its type."""
+RANGES = {key: entry.metadata["range"] for key, entry in FIELDS.items() if entry.metadata}
+"""The least and the most of each number."""
 TEXT_KEYS = tuple(key for key, type_ in KEYS.items() if type_.startswith("str"))
 """The keys whose value is a text, or possibly null."""
 
