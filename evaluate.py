@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from common.command import exit_code_of
 from common.printable import printable
 from config.schema import DataConfig, is_streamed
 from config.stored import with_folders
@@ -36,8 +37,8 @@ from model.generate import BrokenModel
 from model.head import IGNORED, summed_loss
 from snapshot.command_line import (
     POSITIVE_INT,
+    USER_ERRORS,
     DeviceError,
-    exit_code_of,
     model_parser,
     on_terminal,
     usable_device,
@@ -68,7 +69,7 @@ Say = Callable[[str], None] | None
 def main(arguments: list[str]) -> int:
     """Print the figures; return the exit code: 2 for a user error."""
     options = parse(arguments)
-    return exit_code_of(lambda: show(evaluate(options), options.json))
+    return exit_code_of(lambda: show(evaluate(options), options.json), *USER_ERRORS)
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:

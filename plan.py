@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from common.command import exit_code_of
 from config.compose import load_config
 from config.other_models import settle_rate
 from config.removed import removed_option
@@ -27,7 +28,6 @@ from config.schema import (
     too_long,
 )
 from data.columns import PACKED
-from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.split import Split
 from data.tokenizer import bpe_size
 from model.causal_lm import quiet_transformers
@@ -67,39 +67,35 @@ STORED_AS = {"bfloat16": "bf16", "float16": "fp16"}
 def main(arguments: list[str]) -> int:
     """Print the plan; return the exit code: 3 if nothing fits, 2 for a user error."""
     options = parse(arguments)
-    return exit_code_of(lambda: plan(options))
+    return exit_code_of(lambda: plan(options), ConfigError, SnapshotError, StoreError)
 
 
 def plan(options: argparse.Namespace) -> int:
     """Print the plan; return the exit code."""
-    try:
-        config = load_config(options.overrides)
-        memory = GIB * memory_of(options)
-        shape = Shape(
-            device=options.device,
-            precision=options.precision.replace(FP8, "bf16"),
-            fp8=TENSORWISE if options.precision == FP8 else None,
-            processes=options.processes,
-            context=options.context,
-            tensor=options.tensor,
-            optimizer=config.optim.name,
-            freeze=tuple(config.optim.freeze),
-            frozen_dtype=config.model.frozen_dtype,
-            attention=None if config.run.attention == "auto" else config.run.attention,
-            reduce_dtype=config.run.reduce_dtype,
-            sync_each=config.run.sync_each_micro_batch,
-        )
-        check_processes(options, config)
-        model, stored_as = planned_model(options, config)
-        packed = config.data.documents != PACKED and model.can_pack
-        shape = replace(shape, stored_as=stored_as, packed=packed)
-        with torch.device("meta"):
-            freeze(counted := build_model(model), config.optim.freeze)
-        check_sharing(options, config, counted)
-        fits, split = fits_of_strategies(options, config, counted, shape, memory)
-    except (ConfigError, SnapshotError, StoreError) as error:
-        say_error(str(error))
-        return EXIT_USER_MISTAKE
+    config = load_config(options.overrides)
+    memory = GIB * memory_of(options)
+    shape = Shape(
+        device=options.device,
+        precision=options.precision.replace(FP8, "bf16"),
+        fp8=TENSORWISE if options.precision == FP8 else None,
+        processes=options.processes,
+        context=options.context,
+        tensor=options.tensor,
+        optimizer=config.optim.name,
+        freeze=tuple(config.optim.freeze),
+        frozen_dtype=config.model.frozen_dtype,
+        attention=None if config.run.attention == "auto" else config.run.attention,
+        reduce_dtype=config.run.reduce_dtype,
+        sync_each=config.run.sync_each_micro_batch,
+    )
+    check_processes(options, config)
+    model, stored_as = planned_model(options, config)
+    packed = config.data.documents != PACKED and model.can_pack
+    shape = replace(shape, stored_as=stored_as, packed=packed)
+    with torch.device("meta"):
+        freeze(counted := build_model(model), config.optim.freeze)
+    check_sharing(options, config, counted)
+    fits, split = fits_of_strategies(options, config, counted, shape, memory)
     here = options.processes // options.machines
     if options.host_memory is not None:
         fits = within_machine(fits, here, int(GIB * options.host_memory))

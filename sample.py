@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from common.command import exit_code_of
 from common.printable import printable
 from data.chat import ChatTemplate
 from data.errors import DataError
@@ -30,7 +31,7 @@ from data.tokenizer import Tokenizer
 from data.tokenizer_files import end_ids
 from model.family import LanguageModel
 from model.generate import generate
-from snapshot.command_line import POSITIVE_INT, bounded, exit_code_of, model_parser, usable_device
+from snapshot.command_line import POSITIVE_INT, USER_ERRORS, bounded, model_parser, usable_device
 from snapshot.named_model import find_model
 
 SMALLEST = 1e-30
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
         for text in (chat if options.chat else generate_texts)(options):
             show(text)
 
-    return exit_code_of(print_texts)
+    return exit_code_of(print_texts, *USER_ERRORS)
 
 
 def generate_texts(options: argparse.Namespace) -> Iterator[str]:

@@ -16,8 +16,8 @@ from itertools import groupby, pairwise
 from omegaconf import OmegaConf
 
 import config.schema
+from common.command import exit_code_of
 from config.compose import CONFIG_DIR, compose_valid
-from data.command import exit_code_of
 
 PRESETS = sorted(path.stem for path in (CONFIG_DIR / "model").glob("*.yaml"))
 """The presets of `model=`."""

@@ -12,9 +12,9 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
+from common.command import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_of, say_error
 from common.printable import printable
 from data.columns import TextColumn
-from data.command import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.errors import DataError, TextUnreachable
 from data.pieces import utf8_bytes
 from data.reading.access import Access
@@ -53,7 +53,7 @@ def _inspect(options: argparse.Namespace) -> int:
         for line in described(options):
             print(printable(line), flush=True)
     except DataError as error:
-        say_error(str(error).replace("data.text_column=", "--text-column="))
+        say_error(f"error: {error}".replace("data.text_column=", "--text-column="))
         return EXIT_FAILED if isinstance(error, TextUnreachable) else EXIT_USER_MISTAKE
     return 0
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from common.command import say_error
 from common.printable import redact_urls
 from config.compose import load_config
 from config.removed import removed_option
@@ -27,7 +28,7 @@ from snapshot.disk.folder import write_whole
 from snapshot.disk.state import versions
 from training.distributed.launcher import is_main_process, launched
 from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
-from training.reporting.console import make_output_lossy, say_error
+from training.reporting.console import make_output_lossy
 from training.run.records import PROOF, folder_of_proof
 
 COLOURS = {GREEN: "\033[32m", RED: "\033[31m", GREY: "\033[90m"}

@@ -22,9 +22,10 @@ import tempfile
 from pathlib import Path
 
 from browser.space import make_space
+from common.command import exit_code_of
 from common.printable import printable
 from config.removed import removed_option
-from snapshot.command_line import exit_code_of
+from snapshot.command_line import USER_ERRORS
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_model, check_snapshot
@@ -46,7 +47,7 @@ NOT_WHOLE = 1
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
     options = parse(arguments)
-    return exit_code_of(lambda: _run(options))
+    return exit_code_of(lambda: _run(options), *USER_ERRORS)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

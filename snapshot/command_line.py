@@ -1,4 +1,4 @@
-"""What the commands that read a snapshot share: arguments, device, errors and exit codes."""
+"""What the commands that read a snapshot share: arguments, device and errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-import data.command
-from data.command import EXIT_USER_MISTAKE, say_error
 from data.errors import DataError
 from model.cpu import limit_threads
 from model.generate import BrokenModel
@@ -23,19 +21,6 @@ class DeviceError(ValueError):
 
 
 USER_ERRORS = (SnapshotError, StoreError, DataError, DeviceError, BrokenModel)
-
-
-def exit_code_of(command: Callable[[], int | None]) -> int:
-    """Run a command; an error is a sentence on stderr. The exit code: 2 for a user error."""
-
-    def code() -> int:
-        try:
-            return command() or 0
-        except USER_ERRORS as error:
-            say_error(str(error))
-            return EXIT_USER_MISTAKE
-
-    return data.command.exit_code_of(code)
 
 
 def on_terminal() -> bool:

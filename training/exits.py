@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_USER_MISTAKE = 2
+from common.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
+
 EXIT_AGAIN = 75
 """Stopped with a snapshot, to be started again (EX_TEMPFAIL in sysexits.h)."""
-EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 MEANINGS = {
     EXIT_DONE: "ended: all steps are done",

@@ -350,7 +350,7 @@ def test_ctrl_c_has_its_code(finished_run, cache, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(script, "summed_loss", interrupted)
-    monkeypatch.setattr("data.command._discard_output", lambda: None)
+    monkeypatch.setattr("common.command._discard_output", lambda: None)
     assert script.main([str(finished_run), *cache]) == 130
 
 

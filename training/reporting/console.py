@@ -77,12 +77,6 @@ def shown(text: str) -> str:
     return printable(redact_urls(text), multiline=True)
 
 
-def say_error(text: str) -> None:
-    """Print on stderr, above the progress bar if there is one."""
-    tqdm.write(shown(text), file=sys.stderr)
-    sys.stderr.flush()
-
-
 def write_now(text: str, seconds: float) -> None:
     """Write to stderr if that is possible in time: its terminal or reader may have stopped.
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from common.command import say_error
 from config.compose import load_config, run_dir_of
 from config.help import help_text
 from config.schema import Config, ConfigError
@@ -36,7 +37,7 @@ from training.exits import (
     TrainingStopped,
 )
 from training.memory import in_words
-from training.reporting.console import make_output_lossy, say_error
+from training.reporting.console import make_output_lossy
 from training.run.run_dir import RunLock
 from training.run.session import Session
 from training.run.stopping import CAUSES, Phase

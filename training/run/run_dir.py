@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
+from common.command import say_error
 from common.shared_files import acquire, file_lock
 from config.schema import Config, ConfigError
 from snapshot.disk.folder import (
@@ -32,7 +33,6 @@ from store.records import METRICS
 from training.distributed.launcher import is_local_main_process, is_one_machine
 from training.distributed.processes import decided_by_main, is_on_any, run_on_all
 from training.exits import exit_code_in
-from training.reporting.console import say_error
 from training.reporting.curves import CURVES
 from training.reporting.trackers import FOLDER as TRACKERS
 

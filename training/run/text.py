@@ -12,6 +12,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from common.command import say_error
 from config.schema import Config, DataConfig, is_streamed, other_model
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
@@ -33,7 +34,6 @@ from training.distributed.processes import (
     local_main_first,
     run_on_main,
 )
-from training.reporting.console import say_error
 from training.run.pretrained import PretrainedModel
 
 

@@ -11,10 +11,11 @@ import pytest
 import data.progress
 import data.reading.text
 import training.run.text
+from common.command import say_error
 from config.schema import Config
 from data.corpus import prepare_corpus
 from data.progress import Progress
-from training.reporting.console import make_output_lossy, say_error
+from training.reporting.console import make_output_lossy
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
 

@@ -14,7 +14,8 @@ import threading
 import pytest
 
 import runs
-from training.reporting.console import Console, LossyFile, make_output_lossy, say_error
+from common.command import say_error
+from training.reporting.console import Console, LossyFile, make_output_lossy
 from training.reporting.header import print_finished
 
 
