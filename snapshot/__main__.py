@@ -8,7 +8,7 @@ python -m snapshot status NAME    say how far a run is, and which attempt on whi
                                   uploaded that, and when
 python -m snapshot merge NAME FOLDER
                                   write a whole model: adapters (LoRA), added to their base
-python -m snapshot space NAME --to FOLDER_OR_SPACE
+python -m snapshot space NAME --to FOLDER
                                   make a Gradio Space: a page that continues texts, or a chat
 
 NAME is a folder, owner/name[@revision] of the Hub, or a URL.
@@ -66,9 +66,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             command.add_argument("folder", type=Path, help="the new folder of the whole model")
             command.add_argument("--base", help=BASE_HELP)
         if name == "space":
-            to = "a new folder, or owner/name of a Space of the Hub"
-            command.add_argument("--to", required=True, help=to)
-            command.add_argument("--public", action="store_true", help="everybody may see it")
+            command.add_argument("--to", required=True, help="the new folder of the page")
     return parser.parse_args(arguments)
 
 
@@ -79,7 +77,8 @@ def _run(options: argparse.Namespace) -> int:
         _show(f"merged    {named.name} and its base, in float32: {options.folder}")
         return 0
     if options.command == "space":
-        _show(f"space     {make_space(source, options.to, options.public)}")
+        make_space(source, options.to)
+        _show(f"space     {options.to}")
         return 0
     if options.command == "status":
         return print_status(source)
