@@ -6,17 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 import hubs
 import runs
-from config.compose import load_config
 from data.public_names import public_name, public_resume
 from snapshot.disk.state import read_state
 from snapshot.named_model import find_model
-from training.reporting.console import Events
-from training.reporting.metrics import MetricsFile, read_events
-from training.run.records import _places
 
 SECRET = "Zebra Clinic"
 
@@ -111,54 +106,6 @@ def test_two_snapshots_of_one_name_are_told_apart():
     assert one == public_resume("/a/step-00000010")
     assert "step-00000010" in one
     assert public_resume("auto") == "auto"
-
-
-EVENTS = [
-    ("hub.url", "file://PLACE/my run has no room left: 'PLACE/my run/.part'", "my run has no "),
-    ("snapshot.resume", "file://PLACE/my run cannot be reached", "my run cannot be reached"),
-    ("data.source", "PLACE/my run is gone; see docs/hub.md", "my run is gone; see hub.md"),
-    ("run.dir", "PLACE/my run/a.jsonl cannot be written, nor PLACE/x", "a.jsonl cannot be written"),
-    ("HF_HOME", "Permission denied: 'PLACE/my run/models--me'", "denied: 'models--me'"),
-    ("HF_XET_CACHE", "no room in PLACE/my run/x", "no room in x"),
-    ("HF_TOKEN_PATH", "PLACE/my run cannot be read", "my run cannot be read"),
-]
-
-
-@pytest.mark.parametrize(("key", "text", "shown"), EVENTS)
-def test_events_name_no_folder(tmp_path, monkeypatch, key, text, shown):
-    """Of the user's, of a store or of the Hub's client."""
-    place = tmp_path / SECRET
-    words = [f"run.dir={tmp_path / 'run'}"]
-    if key.startswith("HF_"):
-        monkeypatch.setattr(constants, key, str(place / "my run"))
-    else:
-        address = "file://" if key != "run.dir" else ""
-        words.append(f'{key}="{address}{place}/my run"')
-    assert shown in event_of(load_config(words), text.replace("PLACE", str(place)), tmp_path)
-    assert not any(word in (tmp_path / "metrics.jsonl").read_text() for word in SECRET.split())
-
-
-def event_of(config, text: str, folder: Path) -> str:
-    """A warning as metrics.jsonl has it."""
-    Events(MetricsFile(folder / "metrics.jsonl", 0), "0" * 32, _places(config)).add(
-        "warning", 1, text
-    )
-    (event,) = read_events(folder / "metrics.jsonl")
-    return event["text"]
-
-
-def test_a_user_without_a_home_has_events(tmp_path, monkeypatch):
-    """As a container runs with any user: the Hub's folders then begin with a `~`."""
-
-    def unknown(_: int) -> None:
-        raise KeyError
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-    monkeypatch.setattr(constants, "HF_HOME", "~/.cache/huggingface")
-    config = load_config([f"run.dir={tmp_path}"])
-    said = event_of(config, "~/.cache/huggingface/token cannot be read", tmp_path)
-    assert said == "token cannot be read"
 
 
 NAMELESS = """

@@ -7,31 +7,21 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import select
-import shutil
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import PurePath
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from common.printable import printable, redact_urls
-from snapshot.disk.folder import expanded
-from training.reporting.metrics import EVENTS, LONGEST_TEXT, MetricsFile
+from training.reporting.metrics import Events
 from training.reporting.speed import Speed
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
-BAR_COLUMNS = len("100%|#| step / [00:00<00:00], ")
-"""Columns of a line besides the figures and the two numbers of steps."""
-
-
-FOLDERS = re.compile(r"\S*/")
 
 
 class LossyFile(io.FileIO):
@@ -88,43 +78,6 @@ def write_now(text: str, seconds: float) -> None:
             os.write(number, text.encode())
 
 
-class Events:
-    """Adds to metrics.jsonl what happens to a run.
-
-    That file travels with the store of the run, which others may read: its texts name no folders.
-    """
-
-    def __init__(self, metrics: MetricsFile, attempt_id: str, places: Iterable[str] = ()) -> None:
-        """No text shows `places`, which are paths of this machine."""
-        self._metrics, self._attempt = metrics, attempt_id[:8]
-        self._folders = _folders_of(places)
-
-    def add(self, event: str, step: int, text: str = "") -> None:
-        """Add an event, one of `EVENTS`. Any thread may call this."""
-        assert event in EVENTS, event
-        line = {
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "attempt": self._attempt,
-            "event": event,
-            "step": step,
-            "text": self._shown(text),
-        }
-        self._metrics.append([line])
-
-    def _shown(self, text: str) -> str:
-        shown = printable(redact_urls(text))
-        for folder in self._folders:
-            shown = shown.replace(f"{folder}/", "").replace(folder, PurePath(folder).name)
-        return FOLDERS.sub("", shown)[:LONGEST_TEXT]
-
-
-def _folders_of(places: Iterable[str]) -> list[str]:
-    """The folders of paths, as written and as absolute paths, the longest first."""
-    paths = [p for place in places if place for p in (PurePath(place), expanded(place).absolute())]
-    folders = {str(f) for path in paths for f in (path, *path.parents) if len(f.parts) > 1}
-    return sorted(folders, key=len, reverse=True)
-
-
 @dataclass
 class Console:
     """Prints lines to stdout, and progress as a bar if stderr is a terminal, otherwise as lines."""
@@ -159,9 +112,8 @@ class Console:
             print(shown(text), flush=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning, which is also one of the run's events."""
+        """Print a warning."""
         self.say(f"warning: {text}")
-        self.note("warning", self.step, text)
 
     def note(self, event: str, step: int, text: str = "") -> None:
         """Add an event of the run, without a line."""
@@ -199,17 +151,11 @@ class Console:
         faults = [f"{skipped} skipped"] * bool(skipped) + [hub_status] * bool(hub_status)
         figures = ", ".join([first, *others, speed, *faults])
         if self.bar is not None:
-            self.bar.set_postfix_str(shown(self._fit([first, speed, *faults], others)), False)
+            # The terminal's width may cut off the last ones.
+            self.bar.set_postfix_str(shown(", ".join([first, speed, *faults, *others])), False)
             self.bar.update(step - self.bar.n)
         if self.bar is None or not sys.stdout.isatty():
             self.say(f"step {step}/{self.max_steps}, {figures}, {duration(seconds_left)} left")
-
-    def _fit(self, figures: list[str], others: list[str]) -> str:
-        """The figures, and as many of the others as fit into a line of the terminal."""
-        columns = shutil.get_terminal_size().columns - BAR_COLUMNS - 2 * len(str(self.max_steps))
-        while others and len(", ".join([*figures, *others])) > columns:
-            others = others[:-1]
-        return ", ".join([*figures, *others])
 
     def speed_in_words(self) -> str | None:
         """The last speed, with its share of the machine's peak if that is known."""

@@ -1,8 +1,7 @@
 """metrics.jsonl: one JSON object a line, every step once, over all restarts of a run.
 
-Steps only rise in it, so a start looks for its step from the end of the file. Between the figures
-of the steps are lines on what happened to the run. The file travels with the run's store: what is
-fetched from there is untrusted input.
+Steps only rise in it. Between the figures of the steps are lines on what happened to the run. The
+file travels with the run's store: what is fetched from there is untrusted input.
 """
 
 from __future__ import annotations
@@ -14,22 +13,23 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any
 
-from common.printable import printable
+from common.printable import printable, redact_urls
 from config.schema import ConfigError
+from snapshot.disk.folder import write_whole
 from snapshot.errors import SnapshotError
 from store.records import LARGEST_BYTES
 
 Record = dict[str, Any]
 FIGURES = ("train", "eval", "sample")
 """The `event` of lines with figures, in the order in which a step adds them."""
-EVENTS = ("start", "machine", "changed", "warning", "stop", "end")
-"""The `event` of lines on what happened: time (UTC), attempt, event, step and text."""
-BLOCK_BYTES = 1 << 20
-"""Bytes that are read at once, from the end of a file back."""
+EVENTS = ("start", "machine", "changed", "stop", "end", "warning")
+"""The `event` of lines on what happened: time (UTC), attempt, event, step and text. Warnings are in
+files of older versions."""
 HOLE = b"\0"
 """After a power loss a file may hold this where its content had not reached the disk."""
 LINE = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
@@ -42,24 +42,37 @@ LONGEST_LINE = 65_536
 NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
 
 
-def read_metrics(path: Path, after: int = 0) -> list[Record]:
-    """The figures of the steps after one, as `figures_after` yields them."""
-    return [*figures_after(path, after)]
+def scan(path: Path) -> Iterator[tuple[int, bytes, Record]]:
+    """The whole lines of a file: where each ends, the line, and its event, step and loss or text.
 
-
-def figures_after(path: Path, after: int) -> Iterator[Record]:
-    """Yield the figures of the steps after one, in their order.
-
-    Raises ConfigError that names the line when the file holds something else.
+    Half a line at the end is left out, and so is what a power loss has damaged. No lines if there
+    is no file. Raises ConfigError that names the line when the file holds something else.
     """
     if not path.exists():
         return
+    end = 0
     with open(path, "rb") as opened:
-        begin = place_after(opened, after) if after else 0
-        for end, line in lines_from(opened, begin):
-            record = _parsed(opened, end, line)
-            if record["event"] in FIGURES:
-                yield record
+        for number, line in enumerate(opened, 1):
+            end += len(line)
+            if not line.endswith(b"\n"):
+                return
+            if HOLE in line and line.isascii():  # otherwise it may be a file of another kind
+                continue
+            if (record := _figures_in(line) or record_in(line)) is None:
+                raise ConfigError(
+                    f"line {number} of {path} is not a line of metrics. Remove it, or move the "
+                    "file out of run.dir; the run itself does not need it."
+                )
+            yield end, line, record
+
+
+def read_metrics(path: Path, after: int = 0) -> list[Record]:
+    """The figures of the steps after one, in their order. Raises ConfigError as `scan` does."""
+    return [
+        json.loads(line)
+        for _, line, record in scan(path)
+        if record["event"] in FIGURES and record["step"] > after
+    ]
 
 
 def read_events(path: Path) -> list[Record]:
@@ -77,20 +90,21 @@ def read_events(path: Path) -> list[Record]:
 
 def held_out_at(path: Path, step: int) -> float | None:
     """The held-out loss of a step, or None where the file has none. Raises ConfigError."""
-    for record in figures_after(path, step - 1):
-        if record["step"] > step:
-            break
-        if record["event"] == "eval":
-            return float(record["loss"])
-    return None
+    losses = (r["loss"] for _, _, r in scan(path) if (r["event"], r["step"]) == ("eval", step))
+    return next(map(float, losses), None)
 
 
 def newest_step(path: Path) -> int | None:
     """The newest step of a metrics file; None if it has none. Raises OSError and ConfigError."""
-    with open(path, "rb") as opened:
-        begin = max(0, os.fstat(opened.fileno()).st_size - BLOCK_BYTES)
-        records = [figures_of(opened, end, line) for end, line in lines_from(opened, begin)]
-    return max((r["step"] for r in records if r["event"] in FIGURES), default=None)
+    return max((r["step"] for _, _, r in scan(path) if r["event"] in FIGURES), default=None)
+
+
+def lines_up_to(path: Path, step: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of the steps up to one, and of what happened then, each with where it ends."""
+    for end, line, record in scan(path):
+        if record["event"] in FIGURES and record["step"] > step:
+            return
+        yield end, line
 
 
 def metrics_up_to(path: Path, step: int) -> bytes:
@@ -98,13 +112,10 @@ def metrics_up_to(path: Path, step: int) -> bytes:
 
     Raises OSError, and ConfigError if the file is no metrics file or too long to be uploaded.
     """
-    if not path.exists():
-        return b""
-    with open(path, "rb") as opened:
-        end = place_after(opened, step)
-        if end > LARGEST_BYTES:
-            raise ConfigError(f"{path} has {end:,} bytes, over the limit of an upload")
-        return b"".join(line for at, line in lines_from(opened, 0) if at <= end)
+    content = b"".join(line for _, line in lines_up_to(path, step))
+    if len(content) > LARGEST_BYTES:
+        raise ConfigError(f"{path} has {len(content):,} bytes, over the limit of an upload")
+    return content
 
 
 def add_fetched(path: Path, fetched: Path, step: int) -> None:
@@ -112,73 +123,19 @@ def add_fetched(path: Path, fetched: Path, step: int) -> None:
 
     Raises SnapshotError if that holds no metrics; the file then stays as it is.
     """
-    partial = path.with_name(f"{path.name}.new")
     records = _checked(fetched, step)
     first = next((record["step"] for record in records if record["event"] in FIGURES), 1)
-    try:
-        with open(partial, "wb") as merged:
-            if first > 1:
-                merged.write(metrics_up_to(path, first - 1))
-            merged.writelines(map(as_line, records))
-            merged.flush()
-            os.fsync(merged.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    before = metrics_up_to(path, first - 1) if first > 1 else b""
+    write_whole(path, b"".join([before, *map(as_line, records)]).decode())
 
 
-def place_after(opened: BinaryIO, step: int) -> int:
-    """The offset in an opened metrics file where the lines up to `step` end, and events after them.
-
-    Raises ConfigError for a line that is not a line of metrics.
-    """
-    begin = os.fstat(opened.fileno()).st_size
-    while begin:
-        begin = max(0, begin - BLOCK_BYTES)
-        records = (figures_of(opened, end, line) for end, line in lines_from(opened, begin))
-        if next((r["step"] for r in records if r["event"] in FIGURES), step + 1) <= step:
-            break
-    place = begin
-    for end, line in lines_from(opened, begin):
-        record = figures_of(opened, end, line)
-        if record["event"] in FIGURES and record["step"] > step:
-            break
-        place = end
-    return place
-
-
-def lines_from(opened: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
-    """The whole lines that begin at an offset or later, each with the offset of its end.
-
-    Half a line at the end is left out, and so is what a power loss has damaged.
-    """
-    opened.seek(max(0, offset - 1))
-    if offset:
-        offset += len(opened.readline()) - 1
-    while (line := opened.readline()).endswith(b"\n"):
-        offset += len(line)
-        if HOLE not in line or not line.isascii():  # it may be a file of another kind
-            yield offset, line
-
-
-def figures_of(opened: BinaryIO, end: int, line: bytes) -> Record:
-    """Event, step and loss of a line; of a sample or of what happened, its text."""
+def _figures_in(line: bytes) -> Record | None:
+    """Event, step and loss of a line as this file writes it; None for any other."""
     if (ours := LINE.match(line)) is not None:
         with suppress(ValueError):  # such as 1.2.3
             if _is_finite(loss := float(ours[3])):
                 return {"event": ours[1].decode(), "step": int(ours[2]), "loss": loss}
-    return _parsed(opened, end, line)
-
-
-def _parsed(opened: BinaryIO, end: int, line: bytes) -> Record:
-    if (record := record_in(line)) is not None:
-        return record
-    opened.seek(0)
-    number = opened.read(end).count(b"\n")
-    raise ConfigError(
-        f"line {number} of {opened.name} is not a line of metrics. Remove it, or move the file "
-        "out of run.dir; the run itself does not need it."
-    )
+    return None
 
 
 def record_in(line: bytes) -> Record | None:
@@ -258,8 +215,9 @@ class MetricsFile:
         self.waiting = bytearray()
         self.fault: str | None = None
         """Why the last write failed; None if it succeeded."""
-        with open(path, "a+b") as opened:
-            self.size = opened.truncate(place_after(opened, step))
+        with open(path, "ab") as opened:
+            ends = (end for end, _ in lines_up_to(path, step))
+            self.size = opened.truncate(max(ends, default=0))
 
     def append(self, records: Iterable[Record]) -> None:
         """Add lines. Those that the disk refuses wait."""
@@ -290,3 +248,21 @@ class MetricsFile:
                 raise OSError(self.fault)
         with open(self.path, "rb") as opened:
             os.fsync(opened.fileno())
+
+
+class Events:
+    """Adds to metrics.jsonl what happens to a run."""
+
+    def __init__(self, metrics: MetricsFile, attempt_id: str) -> None:
+        self._metrics, self._attempt = metrics, attempt_id[:8]
+
+    def add(self, event: str, step: int, text: str = "") -> None:
+        """Add an event, one of `EVENTS`. Others may read the text: it names no folder."""
+        line = {
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "attempt": self._attempt,
+            "event": event,
+            "step": step,
+            "text": printable(redact_urls(text))[:LONGEST_TEXT],
+        }
+        self._metrics.append([line])

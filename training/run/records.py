@@ -6,15 +6,12 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any
-
-from huggingface_hub import constants
 
 from common.retries import with_retries
 from config.schema import Config, ConfigError
 from config.stored import as_plain, as_yaml
-from data.public_names import public_name
 from snapshot.config_values import changed_values
 from snapshot.disk.folder import snapshots_in, write_whole
 from snapshot.disk.state import RunState
@@ -22,8 +19,9 @@ from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from store.errors import StoreError
 from store.records import METRICS, fetch_metrics
-from training.reporting.console import Console, Events
+from training.reporting.console import Console
 from training.reporting.metrics import (
+    Events,
     MetricsFile,
     add_fetched,
     metrics_up_to,
@@ -51,7 +49,7 @@ def begin_records(
         metrics = MetricsFile(run_dir / METRICS, step)
     except OSError as error:
         raise not_writable(run_dir, error) from error
-    console.events = Events(metrics, state.attempt_id, _places(config))
+    console.events = Events(metrics, state.attempt_id)
     if problem:
         console.warn(problem)
     console.note("start", state.step, _origin(config, start, code_before))
@@ -60,20 +58,6 @@ def begin_records(
         for change in changed_values(start.state.config, as_plain(config)):
             console.note("changed", state.step, change)
     return metrics
-
-
-def _places(config: Config) -> list[str]:
-    """Paths of this machine that messages may hold."""
-    named = [config.data.source, *(part.source for part in config.data.mix)]
-    named += [config.data.tokenizer or "", config.model.pretrained or ""]
-    named += [config.model.architecture or "", config.snapshot.resume, config.hub.url or ""]
-    local = [one.removeprefix("file://") for one in named]
-    paths = [one for one in local if public_name(one) != one and "://" not in one]
-    paths += [constants.HF_HOME, constants.HF_HUB_CACHE, constants.HF_XET_CACHE]
-    paths.append(constants.HF_TOKEN_PATH)
-    with suppress(OSError, RuntimeError):  # a user without a home, no usable temporary folder
-        paths += [gettempdir(), str(Path.home())]
-    return [config.run.dir, config.data.cache_dir, *paths, str(Path.cwd() / "file")]
 
 
 def _origin(config: Config, start: Start, code_before: int | None) -> str:

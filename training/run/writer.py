@@ -27,14 +27,13 @@ from snapshot.disk.state import RunState, token_unit
 from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
 from snapshot.disk.writers import Writers, find_writers
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
-from store.records import METRICS
 from training.distributed.accelerator import unwrapped
 from training.distributed.launcher import is_one_machine, machine_number
 from training.distributed.processes import group_of_threads, raise_if_any_failed
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.console import Console
-from training.reporting.curves import Losses, draw_run
+from training.reporting.curves import draw_run
 from training.reporting.header import computed_on
 from training.reporting.report import Report
 from training.reporting.speed import EVALUATION, SNAPSHOT
@@ -95,7 +94,6 @@ class SnapshotWriter:
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self._stream: torch.Stream | None = None
         self._step, self._unit = 0, "token"
-        self._losses = Losses(Path(config.run.dir) / METRICS)
         self._snapshot: Snapshot | None = None
         self._written: Future[None] | None = None
         """The newest snapshot, until its outcome has been reported."""
@@ -198,7 +196,7 @@ class SnapshotWriter:
         """Draw the curves, and offer the newest snapshot for upload."""
         report = self._report
         if self._accelerator.is_main_process:
-            draw_run(self._losses, report.console, self._config, self._unit)
+            draw_run(report.console, self._config, self._unit)
             hand_over(
                 report.console,
                 report.uploads,

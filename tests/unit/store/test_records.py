@@ -16,9 +16,9 @@ from snapshot.errors import SnapshotError
 from store.fetch import read_store
 from store.records import METRICS, fetch_metrics
 from training.reporting import metrics as metrics_file
-from training.reporting.console import Events
 from training.reporting.metrics import (
     LONGEST_TEXT,
+    Events,
     MetricsFile,
     add_fetched,
     metrics_up_to,
@@ -128,15 +128,13 @@ def test_fetched_control_characters_reach_no_terminal(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["hub_error"] == r"\x1b[2J"
 
 
-def test_events_name_no_folders_and_have_a_bounded_text(tmp_path):
+def test_events_hold_no_secret_and_have_a_bounded_text(tmp_path):
     events = Events(MetricsFile(tmp_path / METRICS, 0), "0123456789")
-    events.add(
-        "warning", 3, "/home/jane/secret/step-00000003 and ~/a/b, https://u:p@host/x?token=1"
-    )
-    events.add("warning", 3, "x" * 1000)
+    events.add("stop", 3, "see https://u:p@host/x?token=1")
+    events.add("stop", 3, "x" * 1000)
     first, second = read_events(tmp_path / METRICS)
     assert (first["attempt"], first["step"]) == ("01234567", 3)
-    assert first["text"] == "step-00000003 and b, x?***"
+    assert first["text"] == "see https://host/x?***"
     assert len(second["text"]) == LONGEST_TEXT
 
 
@@ -205,8 +203,6 @@ def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
     assert "the metrics of earlier steps could not be fetched from me/run@" in result.stdout
     assert "The curves of this run begin at step 11." in result.stdout
     assert runs.metrics(tmp_path / "b")[0]["step"] == 11
-    warnings = [e for e in read_events(tmp_path / "b" / METRICS) if e["event"] == "warning"]
-    assert len(warnings) == 1
 
 
 def test_a_repo_tells_the_whole_run(small, tmp_path, hub):

@@ -1,4 +1,4 @@
-"""metrics.jsonl and its picture: what they cost does not grow with the run."""
+"""metrics.jsonl and its picture."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from matplotlib.figure import Figure
 import runs
 from config.compose import load_config
 from config.schema import ConfigError
-from training.reporting import curves
 from training.reporting import metrics as metrics_file
 from training.reporting.console import Console
-from training.reporting.curves import Losses, draw_curves, draw_run
+from training.reporting.curves import draw_curves, draw_run, read_losses
 from training.reporting.metrics import (
     MetricsFile,
     as_line,
     held_out_at,
-    place_after,
     read_metrics,
 )
 
@@ -49,19 +47,12 @@ def history(path, steps: int, eval_every: int = EVERY, sample: str = "") -> list
     return evaluations
 
 
-def read(path) -> Losses:
-    """The losses in a file."""
-    losses = Losses(path)
-    losses.read_on()
-    return losses
-
-
-def test_a_start_and_a_snapshot_cost_the_same_at_any_length(tmp_path, monkeypatch):
+def test_a_start_and_a_snapshot_read_a_long_run_in_little_memory(tmp_path, monkeypatch):
     path, steps = tmp_path / "metrics.jsonl", 100_000
     history(path, steps)
     config = load_config([f"run.dir={tmp_path}", f"train.eval_every={EVERY}"])
     history(tmp_path / "short.jsonl", 10)
-    draw_curves(read(tmp_path / "short.jsonl"), "fonts and styles", tmp_path / "short.png")
+    draw_curves(tmp_path / "short.jsonl", "fonts and styles", tmp_path / "short.png")
     parsed = 0
     loads = json.loads
 
@@ -76,8 +67,7 @@ def test_a_start_and_a_snapshot_cost_the_same_at_any_length(tmp_path, monkeypatc
         metrics = MetricsFile(path, steps - 500)
         metrics.append([{"event": "train", "step": steps - 499, "loss": 1.0}])
         metrics.flush()
-        losses = read(path)
-        draw_run(losses, Console(True, steps, 0), config, "token")
+        draw_run(Console(True, steps, 0), config, "token")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -101,10 +91,8 @@ def test_a_file_is_cut_where_the_later_steps_begin(tmp_path):
         asked = rng.randrange(-1, step + 3)
         path.write_bytes(b"".join(line for _, line in lines) + half)
         kept = [line for at, line in lines if at <= asked]
-        with open(path, "rb") as opened:
-            assert place_after(opened, asked) == len(b"".join(kept)), number
         assert MetricsFile(path, asked).size == path.stat().st_size
-        assert path.read_bytes() == b"".join(kept)
+        assert path.read_bytes() == b"".join(kept), number
 
 
 LOST = b"\0" * 4_000
@@ -157,32 +145,21 @@ def test_lines_that_stay_are_not_rewritten(tmp_path):
     assert [record["step"] for record in read_metrics(path)] == list(range(1, 11))
 
 
-def test_the_picture_has_every_loss_and_each_line_is_read_once(tmp_path, monkeypatch):
+def test_the_picture_has_every_loss(tmp_path):
     path = tmp_path / "metrics.jsonl"
     evaluations = history(path, 300, eval_every=7, sample="a text")
-    losses, offsets = Losses(path), []
-    read_from = curves.lines_from
-    monkeypatch.setattr(
-        curves, "lines_from", lambda opened, at: offsets.append(at) or read_from(opened, at)
-    )
-    losses.read_on()
-    size = path.stat().st_size
     with open(path, "ab") as opened:
         opened.write(as_line({"event": "train", "step": 301, "loss": 0.5}) + b'{"event": "tr')
-    losses.read_on()
-    assert offsets == [0, size]
-    assert list(losses.steps) == list(range(1, 302))
-    assert losses.train[-1] == 0.5
-    assert losses.held_out == [(one["step"], one["loss"]) for one in evaluations]
-    path.write_bytes(as_line({"event": "train", "step": 1, "loss": 2.0}))  # begun anew
-    losses.read_on()
-    assert (list(losses.train), losses.held_out) == ([2.0], [])
+    train, held_out = read_losses(path)
+    assert train[0].tolist() == list(range(1, 302))
+    assert train[1, -1] == 0.5
+    assert held_out.T.tolist() == [[one["step"], one["loss"]] for one in evaluations]
 
 
 def test_curves_are_drawn_when_nobody_reads_the_output_any_more(tmp_path):
     history(tmp_path / "metrics.jsonl", 10)
     config = load_config([f"run.dir={tmp_path}"])
-    draw_run(read(tmp_path / "metrics.jsonl"), Console(False, 10, 0), config, "token")
+    draw_run(Console(False, 10, 0), config, "token")
     assert (tmp_path / "curves.png").exists()
 
 
@@ -192,11 +169,9 @@ def test_curves_are_drawn_under_the_backend_of_a_notebook(tmp_path):
     program = (
         "from config.compose import load_config\n"
         "from training.reporting.console import Console\n"
-        "from pathlib import Path\n"
-        "from training.reporting.curves import Losses, draw_run\n"
+        "from training.reporting.curves import draw_run\n"
         f"config = load_config(['run.dir={tmp_path}'])\n"
-        f"losses = Losses(Path('{tmp_path}/metrics.jsonl'))\n"
-        "draw_run(losses, Console(True, 10, 0), config, 'token')\n"
+        "draw_run(Console(True, 10, 0), config, 'token')\n"
     )
     backend = "module://matplotlib_inline.backend_inline"
     result = runs.run([sys.executable, "-c", program], MPLBACKEND=backend)
@@ -209,7 +184,7 @@ def test_no_title_makes_a_warning(tmp_path, monkeypatch, title):
     figures = []
     monkeypatch.setattr(Figure, "savefig", saving_into(figures))
     history(tmp_path / "metrics.jsonl", 10)
-    draw_curves(read(tmp_path / "metrics.jsonl"), title, tmp_path / "curves.png")
+    draw_curves(tmp_path / "metrics.jsonl", title, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     if title.isascii() and title.isprintable():
         assert figures[0].get_suptitle()[:70] == title[:70]
@@ -219,7 +194,7 @@ def test_the_last_figure_lies_on_no_curve(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", saving_into(figures))
     history(tmp_path / "metrics.jsonl", 1000)
-    draw_curves(read(tmp_path / "metrics.jsonl"), "run", tmp_path / "curves.png")
+    draw_curves(tmp_path / "metrics.jsonl", "run", tmp_path / "curves.png")
     (axes,) = figures[0].axes
     assert not axes.texts
     legend = axes.get_legend()
