@@ -114,8 +114,8 @@ def test_every_family_goes_through_all_commands(small, family, tmp_path):
         result = runs.run(runs.command(str(run_dir), *more, script=script), code=0)
 
 
-def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):
-    """In the header; and naming them is refused with the reason."""
+def test_experts_get_no_adapters(small, tmp_path):
+    """Naming them is refused with the reason."""
     blocks = build_model(sizes_of("mixtral")).blocks
     count = sum(one.numel() for one in blocks.parameters() if one.dim() == 3)
     assert experts_of(blocks).keys() == {"gate_up_proj", "down_proj"}
@@ -125,5 +125,4 @@ def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):
     base = families.make("mixtral", tmp_path / "base")
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
     words = [*own, f"model.pretrained={base}", "model.lora_rank=2", "train.max_steps=1"]
-    result = runs.train(*words, f"run.dir={tmp_path / 'run'}", code=0)
-    assert f"{count:,} of these are of experts, which get no adapters" in result.stdout
+    runs.train(*words, f"run.dir={tmp_path / 'run'}", code=0)

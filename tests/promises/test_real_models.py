@@ -121,7 +121,6 @@ def test_a_run_trains_another_output_layer_as_its_own(small, tmp_path, processes
     words += [f"model.pretrained={folder}", "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
     result = runs.train(*words) if processes == 1 else runs.launch(_two(tmp_path), *words)
     assert result.returncode == 0, result.stderr
-    assert "its output layer differs from the embedding" in result.stdout
     saved = runs.snapshot(tmp_path / "run", 2)
     assert read_json(saved / "config.json")["tie_word_embeddings"] is False
     families.assert_computed_by_transformers(saved)

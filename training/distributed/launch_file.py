@@ -31,13 +31,11 @@ from training.distributed.launcher import (
 CONFIG_FILE = "The accelerate config file"
 FP8_CAPABILITY = (8, 9)
 FOREIGN_ENGINES = {
-    "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED, which keeps the optimizer's state in a format of its "
-    "own, so a snapshot would fit no other shape. distributed_type: FSDP shards as ZeRO stage 3 "
-    "does: docs/parallelism.md has its entries for those of DeepSpeed.",
+    "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED, whose optimizer state would fit no other shape. "
+    "distributed_type: FSDP shards as ZeRO stage 3 does: docs/parallelism.md has its entries.",
     "ACCELERATE_USE_MEGATRON_LM": "MEGATRON_LM, which has models and a loop of its own. Use "
     "distributed_type: FSDP with parallelism_config_tp_size for its tensor parallelism and "
-    "parallelism_config_cp_size for long sequences. Pipeline stages are not supported: they need a "
-    "loop in which each process computes some of the blocks, for one micro-batch after another.",
+    "parallelism_config_cp_size for long sequences. Pipeline stages are not supported.",
     "ACCELERATE_USE_SAGEMAKER": "SageMaker, whose launcher is not supported. Use distributed_type: "
     "MULTI_GPU (DDP) or FSDP, on machines that you start yourself.",
 }
@@ -48,7 +46,6 @@ RECOMPUTES = (
     "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and pass "
     "model.activation_checkpointing=true to train.py."
 )
-OF_VERSION_1 = "It belongs to version 1 and would be ignored"
 ENTRIES = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
         "1 AUTO",
@@ -82,13 +79,8 @@ ENTRIES = {
     ),
     "FSDP_SHARDING_STRATEGY": (
         "FULL_SHARD 1",
-        f"{OF_VERSION_1}. Version 2 has fsdp_reshard_after_forward and parallelism_config: see "
-        "accelerate_configs/fsdp_hybrid.yaml.",
-    ),
-    "FSDP_FORWARD_PREFETCH": (OFF, f"{OF_VERSION_1}; version 2 always prefetches. Remove it."),
-    "FSDP_BACKWARD_PREFETCH": (
-        "NONE BACKWARD_PRE",
-        "Version 2 always uses BACKWARD_PRE. Remove it.",
+        "It belongs to version 1 and would be ignored. Version 2 has fsdp_reshard_after_forward "
+        "and parallelism_config: see accelerate_configs/fsdp_hybrid.yaml.",
     ),
     "FSDP_OFFLOAD_PARAMS": (
         OFF,
@@ -104,26 +96,25 @@ ENTRIES = {
 """By variable, the values that are honoured, in capitals, and what to do about others."""
 UNSET = {"FSDP_VERSION": "1", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
 """What accelerate takes for a variable that is not set, if that is not right."""
-NAMES = {
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
-    "ACCELERATE_FP8_BACKEND": "fp8_config backend",
-    "ACCELERATE_FP8_RECIPE_NAME": "fp8_config recipe_name",
-}
-"""Entries that are not named as their variable in small letters."""
 
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
     found = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus()]
-    found += _several_numbers_of_machines()
+    least, _, most = asked_machines().partition(":")
+    if most not in ("", least):
+        found.append(
+            f"--nnodes (PET_NNODES) is {least}:{most}: the number of machines must be one number. "
+            "Stop and start with another: any snapshot resumes in any shape."
+        )
     engines = [why for variable, why in FOREIGN_ENGINES.items() if is_on(variable)]
     found += [f"{CONFIG_FILE} requests {why}" for why in engines]
     for variable, (right, remedy) in ENTRIES.items():
         value = env_var(variable) or UNSET.get(variable, "")
         if value and value.upper() not in right.split() and _is_read(variable):
-            name = NAMES.get(variable, variable.lower())
+            name = variable.lower().removeprefix("accelerate_").replace("fp8_", "fp8_config ")
             found.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
-    if requested_precision() == "fp8":
+    if requested_precision() == "fp8" and not on_cpu():  # which emulates it
         found += _gpus_without_fp8()
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found += _wrong_sizes()
@@ -159,41 +150,29 @@ def _left_over() -> Iterator[str]:
         )
 
 
-def _read_by_launcher() -> tuple[Any, Any] | None:
-    """The options of `accelerate launch` and its config file, if it has one, as its parser reads.
+def _ignored_by_launcher() -> Iterator[str]:
+    """A sentence for the options that `accelerate launch` ignores silently, as its parser reads.
 
-    None for another launcher.
+    None for another launcher, and for options of another version.
     """
     started_by = launcher()
     if started_by is None or "accelerate" not in Path(started_by.command[0]).name:
-        return None
-    words = started_by.command[1:]
-    words = words[1:] if words[:1] == ("launch",) else words
+        return
+    words = list(started_by.command[1:])
+    file: Any = None
     try:
-        options = launch_command_parser().parse_args(list(words))
-        file = None
+        options = launch_command_parser().parse_args(words[words[:1] == ["launch"] :])
         if options.config_file or (Path(default_config_file).is_file() and not options.cpu):
             file = load_config_from_file(options.config_file)
-    except (SystemExit, OSError, ValueError):  # options of another version
-        return None
-    return options, file
-
-
-def _ignored_by_launcher() -> Iterator[str]:
-    """A sentence for the options that `accelerate launch` ignores silently."""
-    if (read := _read_by_launcher()) is None:
+    except (SystemExit, OSError, ValueError):
         return
-    options, file = read
 
     def either(name: str) -> Any:
         given = getattr(options, name, None)
         return getattr(file, name, None) if given is None else given
 
-    if options.cpu:
-        kind = "--cpu"
-    elif file is None:
-        kind = "without --multi_gpu"
-    else:
+    kind = "--cpu" if options.cpu else "without --multi_gpu"
+    if file is not None and not options.cpu:
         kind = f"distributed_type: {file.distributed_type.value}"
     processes, machines = int(either("num_processes") or 1), int(either("num_machines") or 1)
     if not launched() and (processes > 1 or machines > 1):
@@ -205,10 +184,9 @@ def _ignored_by_launcher() -> Iterator[str]:
         )
         return
     gpu_ids = str(either("gpu_ids") or "all")
-    several = launched() and gpu_ids == "all"
-    wanted = several or any(name.strip().isdigit() for name in gpu_ids.split(","))
+    named = any(name.strip().isdigit() for name in gpu_ids.split(","))
     use_cpu = options.cpu or getattr(file, "use_cpu", False) or is_on("ACCELERATE_USE_CPU")
-    if wanted and not use_cpu and on_cpu():
+    if (named or (launched() and gpu_ids == "all")) and not use_cpu and on_cpu():
         yield (
             f"{CONFIG_FILE} requests GPUs ({kind}, gpu_ids: {gpu_ids}), but torch finds none. "
             "Check the driver (nvidia-smi), and that torch is built for it. For CPUs, use "
@@ -222,38 +200,20 @@ def _too_few_gpus() -> Iterator[str]:
     accelerate gives several processes the same GPU, which NCCL later refuses as "Duplicate GPU".
     Processes that another program starts may each see one GPU of their own.
     """
-    started_by, here = launcher(), processes_here()
-    if started_by is None or on_cpu() or here <= (gpus := torch.accelerator.device_count()):
+    here = processes_here()
+    if launcher() is None or on_cpu() or here <= (gpus := torch.accelerator.device_count()):
         return
-    machines = max(1, started_processes() // here)
-    if "accelerate" in Path(started_by.command[0]).name:
-        key, value, most = "num_processes", started_processes(), gpus * machines
-    else:
-        key, value, most = "nproc_per_node", here, gpus
-    each = f" on each of {machines} machines" * (machines > 1)
     visible = env_var("CUDA_VISIBLE_DEVICES")
     why = f" (CUDA_VISIBLE_DEVICES={visible}, which gpu_ids sets)" * bool(visible)
-    have = "1 GPU is" if gpus == 1 else f"{gpus} GPUs are"
     yield (
-        f"{key}: {value} starts {here} processes{each}, but {have} visible there{why}, and NCCL "
-        f"takes one process for each. Launch with --{key} {most}, or make more GPUs visible."
+        f"the launcher starts {here} processes on this machine, and the number of GPUs that are "
+        f"visible is {gpus}{why}. NCCL takes one process for each: lower num_processes "
+        "(nproc_per_node of torchrun), or make more GPUs visible."
     )
 
 
-def _several_numbers_of_machines() -> Iterator[str]:
-    """A sentence if machines could join and leave: the launcher's `--nnodes` is a range."""
-    least, _, most = asked_machines().partition(":")
-    if most not in ("", least):
-        yield (
-            f"--nnodes (PET_NNODES) is {least}:{most}: the number of machines must be one number. "
-            "Stop and start with another: any snapshot resumes in any shape."
-        )
-
-
 def _gpus_without_fp8() -> Iterator[str]:
-    """accelerate itself computes in fp16 there, after a warning. A CPU emulates fp8."""
-    if on_cpu():
-        return
+    """A sentence where accelerate itself would compute in fp16, after a warning."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or kind.type != "cuda":
         yield f"mixed_precision: fp8 needs a GPU of CUDA, and this is {kind}. Use bf16."
@@ -267,7 +227,7 @@ def _gpus_without_fp8() -> Iterator[str]:
 
 
 def _wrong_sizes() -> Iterator[str]:
-    """Sentences for a `parallelism_config` that cannot be honoured."""
+    """A sentence for sizes of a `parallelism_config` that cannot be honoured."""
     if not fsdp_requested():
         yield (
             f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP, which all of "
@@ -275,34 +235,20 @@ def _wrong_sizes() -> Iterator[str]:
             "in accelerate_configs/tp.yaml, cp.yaml and fsdp_hybrid.yaml. For DDP, remove it."
         )
         return
-    entry = "parallelism_config"
     names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-    sizes = {name: int(env_var(f"{entry}_{name}".upper(), "1")) for name in names}
-    # The launcher sets its default, allgather, for a file that says nothing.
-    read = _read_by_launcher()
-    written = {} if read is None or read[1] is None else read[1].parallelism_config
-    strategy = written.get(f"{entry}_cp_comm_strategy", "alltoall")
-    if sizes["cp_size"] > 1 and strategy != "alltoall":
+    entries = [f"parallelism_config_{name}" for name in names]
+    copies, shard, matrices, sequences, _ = sizes = [int(env_var(e.upper(), "1")) for e in entries]
+    named = [f"{entry}: {size}" for entry, size in zip(entries, sizes, strict=True) if size > 1]
+    says = f"{CONFIG_FILE} says"
+    if shard * matrices * sequences < 2:
         yield (
-            f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Processes that share a "
-            "sequence exchange heads in attention: set it to alltoall, or remove the entry."
+            f"{says} {entries[1]}: {shard}. One shard is not sharded: set it to the number of "
+            "GPUs in a machine, or use accelerate_configs/ddp.yaml."
         )
-    shard, shared = sizes["dp_shard_size"], sizes["cp_size"] * sizes["tp_size"]
-    processes = math.prod(sizes.values())
-    if shard * shared < 2:
+    elif shard < 2 <= copies:
+        yield f"{says} {' and '.join(named)}, which need {entries[1]}: 2 or more. Set it."
+    elif math.prod(sizes) != started_processes() and sizes[4] == 1:
         yield (
-            f"{CONFIG_FILE} says {entry}_dp_shard_size: {shard}. One shard is not sharded: set "
-            "it to the number of GPUs in a machine, or use accelerate_configs/ddp.yaml."
-        )
-    elif shard < 2 <= sizes["dp_replicate_size"]:
-        yield (
-            f"{CONFIG_FILE} says {entry}_dp_replicate_size: {sizes['dp_replicate_size']} with "
-            f"{entry}_{'cp' if sizes['cp_size'] > 1 else 'tp'}_size: {shared}, which needs "
-            f"{entry}_dp_shard_size: 2 or more. Set {entry}_dp_replicate_size to 1, or shard."
-        )
-    elif processes != started_processes() and sizes["sp_size"] == 1:
-        named = [f"{entry}_{name}: {size}" for name, size in sizes.items() if size > 1]
-        yield (
-            f"{CONFIG_FILE} says {' and '.join(named)}, which are {processes} processes, but "
+            f"{says} {' and '.join(named)}, which are {math.prod(sizes)} processes, but "
             f"{started_processes()} run. Their product must be num_processes."
         )

@@ -21,7 +21,6 @@ from data.streaming.streamed import StreamedText
 from data.token_file import TokenStream
 from model.family import LanguageModel, parameter_count
 from model.frozen import full_parameters
-from model.lora import experts_of
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
@@ -46,8 +45,6 @@ from training.reporting.report import Report
 from training.reporting.speed import PhaseClock
 from training.step import learning_rate_at
 
-TESTED_TORCH = "2.13.0"
-"""The version that requirements.txt pins."""
 STEEP = 1.5
 """A rise of the learning rate by this factor is worth a hint."""
 
@@ -60,18 +57,14 @@ def print_header(
     model: LanguageModel,
     start: Start,
     state: RunState,
-    is_untied: bool = False,
 ) -> None:
-    """Print the text, the model, the machine, the step and the snapshot that the run resumes.
-
-    `is_untied`: the output layer of the base has weights of its own, although config.json ties it.
-    """
+    """Print the text, the model, the machine, the step and the snapshot that the run resumes."""
     console.say(f"text      {corpus.info.name}: {text_in_words(corpus)}")
     if isinstance(corpus.train, StreamedText):
         for source in corpus.train.in_words:
             console.say(f"          {source}")
     _say_what_is_lost(console, corpus)
-    _print_model(console, config, model, state, is_untied)
+    _print_model(console, config, model, state)
     console.say(f"machine   {machine_line(accelerator, config.run)}")
     if model.fp8 is not None:
         console.say(f"fp8       {model.fp8.as_words()}")
@@ -125,9 +118,7 @@ def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
         console.say(f"          {lost}")
 
 
-def _print_model(
-    console: Console, config: Config, model: LanguageModel, state: RunState, is_untied: bool
-) -> None:
+def _print_model(console: Console, config: Config, model: LanguageModel, state: RunState) -> None:
     """Print the sizes of the model, which parameters are trained, and where it begins."""
     shape, optim = model.config, config.optim
     console.say(
@@ -139,16 +130,9 @@ def _print_model(
         key = "optim.freeze" if optim.freeze else "model.lora_rank"
         value = optim.freeze or config.model.lora_rank
         console.say(f"frozen    {frozen:,} of them, by {key}={value}, kept in {state.frozen_dtype}")
-    if config.model.lora_rank is not None and (experts := sum(experts_of(model.blocks).values())):
-        console.say(f"          {experts:,} of these are of experts, which get no adapters")
     if (base := state.base) is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
-        if is_untied:
-            console.say(
-                "          its output layer differs from the embedding, to which its config.json "
-                "ties it: not tied, as in transformers"
-            )
         of_size = rate_by_size(config, model.layout().size_without_output())
         rate = f"{optim.learning_rate:g}" + ", by its size" * (optim.learning_rate == of_size)
         console.say(f"optimizer {optim.name}, learning rate {rate}; optim.* changes it")
@@ -254,13 +238,8 @@ def _hints(accelerator: Accelerator, config: Config, before: RunState | None) ->
 
 
 def machine_hints(accelerator: Accelerator) -> list[str]:
-    """What of this machine or its torch the run does not suit."""
+    """What of this machine the run does not suit."""
     hints, device = [], accelerator.device
-    if torch.__version__.split("+")[0] != TESTED_TORCH:
-        hints.append(
-            f"torch {torch.__version__} is installed; the tested version is {TESTED_TORCH} "
-            "(requirements.txt). A run resumes bit for bit only within one version."
-        )
     if (
         device.type == "cuda"
         and accelerator.mixed_precision == "bf16"
@@ -293,15 +272,11 @@ def rate_jump(state: RunState, config: Config) -> str | None:
         return None
     optim, steps = config.optim, config.train.max_steps
     rate = learning_rate_at(state.step + 1, optim, steps)
-    is_as_planned = (before, steps_before) == (optim, steps)  # a schedule may rise by itself
-    if is_as_planned or rate <= STEEP * last:
-        return None
-    if last == 0:  # no run can be at that rate
-        return f"the learning rate rises from 0 to {rate:.2g}."
+    if (before, steps_before) == (optim, steps) or rate <= STEEP * last:
+        return None  # a schedule may rise by itself
     return (
-        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times; "
-        f"optim.learning_rate={last:g} and "
-        f"optim.min_learning_rate={min(last, optim.min_learning_rate):g} keep it."
+        f"the learning rate rises from {last:.2g} to {rate:.2g}, as the schedule spans all steps. "
+        "A lower optim.learning_rate and optim.min_learning_rate keep it."
     )
 
 

@@ -66,7 +66,7 @@ def scan(path: Path) -> Iterator[tuple[int, bytes, Record]]:
             yield end, line, record
 
 
-def read_metrics(path: Path, after: int = 0) -> list[Record]:
+def read_metrics(path: Path, after: int = -1) -> list[Record]:
     """The figures of the steps after one, in their order. Raises ConfigError as `scan` does."""
     return [
         json.loads(line)

@@ -129,8 +129,6 @@ class PretrainedModel:
         self.base = base
         self.adapters: Adapters | None = None
         """What snapshots say of the base, if they hold adapters."""
-        self.is_untied = False
-        """Whether the base's weights have an output layer that its config.json ties away."""
         self.stored_as = FLOAT32
         """The dtype of the base's matrices in its files, one of `model.frozen.DTYPES`."""
         self._accelerator, self._config = accelerator, config
@@ -168,8 +166,8 @@ class PretrainedModel:
         if start.folder is None and self.has_weights:
             here = accelerator.is_local_main_process
             self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
-            self.is_untied = decided_by_main(accelerator, lambda: check_weights(base, sizes))
-            if self.is_untied:
+            # An output layer of its own in the files, although config.json ties it.
+            if decided_by_main(accelerator, lambda: check_weights(base, sizes)):
                 sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
         check_described(layout_for(sizes))
         try:

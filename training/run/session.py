@@ -172,14 +172,11 @@ class Session:
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)
         choose_attention(accelerator, config, model, state)
-        is_untied = self.pretrained is not None and self.pretrained.is_untied
 
         def begin_on_main() -> bool:
             """Begin the records and the uploads; whether the newest step is yet to evaluate."""
             self._metrics = begin_records(console, config, start, state, code)
-            header.print_header(
-                console, accelerator, config, self.corpus, model, start, state, is_untied
-            )
+            header.print_header(console, accelerator, config, self.corpus, model, start, state)
             if self._fewer_threads is not None:
                 console.warn(self._fewer_threads)
             self._uploads = begin_uploads(console, config, start, state)

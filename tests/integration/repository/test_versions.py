@@ -109,7 +109,7 @@ def test_every_lower_bound_holds(python: Path, tmp_path: Path):
 def test_an_image_s_own_torch_keeps_the_promises(
     python: Path, tmp_path: Path, small: list[str], version: str
 ):
-    """The README's command for it: all requirements except torch's pin, and the header says so."""
+    """The README's command for it: all requirements except torch's pin."""
     install(python, f"torch=={version}")
     files = sorted(runs.ROOT.glob("requirements*.txt"))
     lines = [line for path in files for line in path.read_text().splitlines()]
@@ -118,7 +118,6 @@ def test_an_image_s_own_torch_keeps_the_promises(
     requirements = ("--requirement", tmp_path / "wanted.txt")
     run(python, "-m", "pip", "install", f"torch=={version}", *requirements)
     own = (f"run.dir={tmp_path / 'run'}", "train.max_steps=5")
-    header = run(python, "train.py", *small, *own, **beside(python)).stdout
-    assert re.search(rf"torch {version}\S* is installed; the tested version is 2\.13\.0 ", header)
+    run(python, "train.py", *small, *own, **beside(python))
     names = [runs.ROOT / "tests" / "promises" / name for name in WITH_OTHER_TORCH]
     assert_passes(python, "-m", "not slow", *names, **beside(python))

@@ -34,49 +34,70 @@ from training.exits import EXIT_USER_MISTAKE
 
 TIMEOUT = timedelta(seconds=60)
 
-# The entry of a plain FSDP file for two processes that a user has changed, what to do instead.
-REFUSED = [
-    ("fsdp_version", 1, "set fsdp_version: 2"),
-    ("fsdp_auto_wrap_policy", "NO_WRAP", "set TRANSFORMER_BASED_WRAP"),
-    ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "set TRANSFORMER_BASED_WRAP"),
-    ("fsdp_activation_checkpointing", True, "model.activation_checkpointing=true"),
-    ("fsdp_activation_checkpointing_offload", True, "model.activation_checkpointing=true"),
-    ("fsdp_ignored_modules", "transformer.wte", "Remove it"),
-    ("fsdp_reshard_after_forward", "FULL_SHARD", "takes true (less memory) or false"),
-    ("fsdp_sharding_strategy", "SHARD_GRAD_OP", "fsdp_reshard_after_forward"),
-    ("fsdp_sharding_strategy", 5, "accelerate_configs/fsdp_hybrid.yaml"),
-    ("fsdp_forward_prefetch", True, "Remove it"),
-    ("fsdp_backward_prefetch", "BACKWARD_POST", "Remove it"),
-    ("fsdp_backward_prefetch", "NO_PREFETCH", "Remove it"),
+FSDP, DDP = "fsdp_cpu.yaml", "ddp_cpu.yaml"
+
+
+def entry(remedy: str, **entries) -> tuple:
+    """A row of a plain FSDP file for two processes of which a user has changed an entry."""
+    ((name, value),) = entries.items()
+    return FSDP, entries, {}, 2, [f"accelerate config file says {name}: {value}. ", remedy]
+
+
+def mesh(processes: int, words: str, **sizes: int) -> tuple:
+    """A row of a parallelism_config with these sizes."""
+    entries = {f"parallelism_config_{name}_size": size for name, size in sizes.items()}
+    return FSDP, entries, {}, processes, [f"parallelism_config_{words}"]
+
+
+def variables(*words: str, **values: str) -> list[tuple]:
+    """Rows of what the launcher sets for a file of another kind."""
+    return [(file, {}, values, 2, list(words)) for file in (DDP, FSDP)]
+
+
+ENTRIES = [
+    entry("set fsdp_version: 2", fsdp_version=1),
+    entry("set TRANSFORMER_BASED_WRAP", fsdp_auto_wrap_policy="NO_WRAP"),
+    entry("set TRANSFORMER_BASED_WRAP", fsdp_auto_wrap_policy="SIZE_BASED_WRAP"),
+    entry("model.activation_checkpointing=true", fsdp_activation_checkpointing=True),
+    entry("model.activation_checkpointing=true", fsdp_activation_checkpointing_offload=True),
+    entry("Remove it", fsdp_ignored_modules="transformer.wte"),
+    entry("takes true (less memory) or false", fsdp_reshard_after_forward="FULL_SHARD"),
+    entry("fsdp_reshard_after_forward", fsdp_sharding_strategy="SHARD_GRAD_OP"),
+    entry("accelerate_configs/fsdp_hybrid.yaml", fsdp_sharding_strategy=5),
 ]
-# Sizes of parallelism_config, the number of processes, the entry and value that are named.
-UNSPLIT = [
-    ({"dp_shard_size": 2, "tp_size": 2}, 2, "tp_size: 2, which are 4 processes, but 2 run"),
-    ({"dp_replicate_size": 2, "tp_size": 2}, 4, "dp_replicate_size: 2 with parallelism_config_tp"),
-    ({"dp_shard_size": 2, "sp_size": 2}, 2, "sp_size: 2. DeepSpeed's sequence parallelism is not"),
-    ({"dp_shard_size": 2, "cp_size": 4}, 2, "cp_size: 4, which are 8 processes, but 2 run"),
-    ({"dp_replicate_size": 2, "cp_size": 2}, 4, "dp_replicate_size: 2 with parallelism_config_cp"),
-    ({"dp_replicate_size": 2, "dp_shard_size": 1}, 2, "dp_shard_size: 1. One shard is not sharded"),
-    ({"dp_replicate_size": 2}, 2, "dp_shard_size: 1. One shard is not sharded"),
-    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, "dp_shard_size: 2, which are 4 processes"),
-    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 8, "dp_shard_size: 2, which are 4 processes"),
-]
-# What the launcher of another kind says in the environment, and the entry and value for it.
-FOREIGN = {
-    "DeepSpeed": ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED", "distributed_type: FSDP"),
-    "Megatron": ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "MEGATRON_LM", "config_tp_size for its"),
-    "SageMaker": ({"ACCELERATE_USE_SAGEMAKER": "true"}, "SageMaker", "or FSDP"),
-    "Transformer Engine": (
-        {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"},
+ENGINES = [
+    *variables("DEEPSPEED", "distributed_type: FSDP", ACCELERATE_USE_DEEPSPEED="true"),
+    *variables("MEGATRON_LM", "config_tp_size for its", ACCELERATE_USE_MEGATRON_LM="true"),
+    *variables("SageMaker", "or FSDP", ACCELERATE_USE_SAGEMAKER="true"),
+    *variables(
         "fp8_config backend: TE",
         "Only torchao is supported: set AO",
+        ACCELERATE_MIXED_PRECISION="fp8",
+        ACCELERATE_FP8_BACKEND="TE",
     ),
-    "accumulation": (
-        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+    *variables(
         "gradient_accumulation_steps: 4",
         "train.micro_batch_size: remove the entry",
+        ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4",
     ),
-}
+]
+# A shipped file, the entries that a user has changed, variables of the launcher, the number of
+# processes, and what the sentence says.
+REFUSED = [
+    *ENTRIES,
+    *ENGINES,
+    *variables("--nnodes (PET_NNODES) is 1:4: the number of machines must be", PET_NNODES="1:4"),
+    (FSDP, {}, {}, 1, ["FSDP with num_processes: 1. One process has nothing to shard"]),
+    mesh(2, "tp_size: 2, which are 4 processes, but 2 run", dp_shard=2, tp=2),
+    mesh(4, "tp_size: 2, which need parallelism_config_dp_shard", dp_replicate=2, tp=2),
+    mesh(2, "sp_size: 2. DeepSpeed's sequence parallelism is not", dp_shard=2, sp=2),
+    mesh(2, "cp_size: 4, which are 8 processes, but 2 run", dp_shard=2, cp=4),
+    mesh(4, "cp_size: 2, which need parallelism_config_dp_shard", dp_replicate=2, cp=2),
+    mesh(2, "dp_shard_size: 1. One shard is not sharded", dp_replicate=2, dp_shard=1),
+    mesh(2, "dp_shard_size: 1. One shard is not sharded", dp_replicate=2),
+    mesh(2, "dp_shard_size: 2, which are 4 processes", dp_replicate=2, dp_shard=2),
+    mesh(8, "dp_shard_size: 2, which are 4 processes", dp_replicate=2, dp_shard=2),
+]
 # Changes that `accelerate config` or a user may make to a plain FSDP file, and that are honoured.
 HONOURED = {
     "nothing": {},
@@ -85,7 +106,10 @@ HONOURED = {
     "its number": {"fsdp_sharding_strategy": 1},
     "gathered until the backward pass": {"fsdp_reshard_after_forward": False},
     "weights on the CPU": {"fsdp_offload_params": True},
-    "the prefetch that is the only one": {"fsdp_backward_prefetch": "BACKWARD_PRE"},
+    "a prefetch, which changes no result": {
+        "fsdp_forward_prefetch": True,
+        "fsdp_backward_prefetch": "NO_PREFETCH",
+    },
     "what no snapshot of ours needs": {
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_cpu_ram_efficient_loading": True,
@@ -154,13 +178,23 @@ def sentences(states) -> list[str]:
     return str(caught.value).splitlines()
 
 
-@pytest.mark.parametrize(("entry", "value", "remedy"), REFUSED)
-def test_what_fsdp_cannot_honour_is_refused(launched, states, tmp_path, entry, value, remedy):
-    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **{entry: value}), 2)
+@pytest.mark.parametrize(("file", "entries", "values", "processes", "words"), REFUSED)
+def test_what_cannot_be_honoured_is_refused(
+    launched, states, monkeypatch, tmp_path, file, entries, values, processes, words
+):
+    launched(runs.rehearsal(file, tmp_path, processes, **entries), processes)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
     (sentence,) = sentences(states)
-    # The launcher hands some values on in small letters.
-    assert f"accelerate config file says {entry}: {value}. ".lower() in sentence.lower()
-    assert remedy in sentence
+    for part in words:  # the launcher hands some values on in small letters
+        assert part.lower() in sentence.lower()
+
+
+@pytest.mark.parametrize("number", ["", "2", "2:2"])
+def test_one_number_of_machines_is_no_range(launched, monkeypatch, tmp_path, number):
+    launched(runs.rehearsal(DDP, tmp_path, 2), 2)
+    monkeypatch.setenv("PET_NNODES", number)
+    assert launch_file.refusals() == []
 
 
 @pytest.mark.parametrize("named", ["GPT2Block", "Block,Embedding"])
@@ -298,55 +332,17 @@ def test_the_recipe_comes_from_the_accelerate_config_file(launched, tmp_path):
     assert fp8_recipe() is None
 
 
-@pytest.mark.parametrize(("sizes", "processes", "words"), UNSPLIT)
-def test_sizes_that_cannot_be_shared_are_refused(
-    launched, states, tmp_path, sizes, processes, words
-):
-    entries = {f"parallelism_config_{name}": size for name, size in sizes.items()}
-    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, processes, **entries), processes)
-    (sentence,) = sentences(states)
-    assert f"parallelism_config_{words}" in sentence
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
-def test_what_belongs_to_another_engine_is_refused(
-    launched, states, monkeypatch, tmp_path, config, kind
-):
-    variables, named, remedy = FOREIGN[kind]
-    launched(runs.rehearsal(config, tmp_path, 2), 2)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    (sentence,) = sentences(states)
-    assert named in sentence
-    assert remedy in sentence
-
-
-@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
-def test_a_range_of_machines_is_refused(launched, states, monkeypatch, tmp_path, config):
-    launched(runs.rehearsal(config, tmp_path, 2), 2)
-    for number in ("", "2", "2:2"):
-        monkeypatch.setenv("PET_NNODES", number)
-        assert launch_file.refusals() == []
-    monkeypatch.setenv("PET_NNODES", "1:4")
-    (sentence,) = sentences(states)
-    assert sentence == (
-        "--nnodes (PET_NNODES) is 1:4: the number of machines must be one number. Stop and start "
-        "with another: any snapshot resumes in any shape."
-    )
-
-
 def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_path):
-    changes = {entry: value for entry, value, _ in REFUSED if entry != "fsdp_version"}
-    sizes = {"parallelism_config_sp_size": 2}
-    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **changes, **sizes), 2)
-    for variables, _, _ in FOREIGN.values():
-        for name, value in variables.items():
+    changes = {name: value for _, entries, *_ in ENTRIES[1:] for name, value in entries.items()}
+    changes["parallelism_config_sp_size"] = 2
+    launched(runs.rehearsal(FSDP, tmp_path, 2, **changes), 2)
+    for _, _, values, *_ in ENGINES:
+        for name, value in values.items():
             monkeypatch.setenv(name, value)
     found = sentences(states)
-    assert len(found) == len(FOREIGN) + len(changes) + len(sizes) + 1  # one shard
-    for entry in (*changes, *sizes, "parallelism_config_dp_shard_size"):
-        assert sum(f" {entry}: " in sentence for sentence in found) == 1, entry
+    assert len(found) == len(ENGINES) / 2 + len(changes) + 1  # one shard
+    for name in (*changes, "parallelism_config_dp_shard_size"):
+        assert sum(f" {name}: " in sentence for sentence in found) == 1, name
 
 
 @pytest.mark.parametrize("name", HONOURED)
@@ -465,23 +461,6 @@ def under_accelerate(monkeypatch, tmp_path):
     return launch
 
 
-@pytest.mark.parametrize("way", [None, "alltoall", "allgather"])
-def test_processes_that_share_a_sequence_exchange_heads_alone(
-    launched, under_accelerate, states, tmp_path, way
-):
-    """The launcher says allgather for a file that says nothing, which is no choice of a user."""
-    entries = {} if way is None else {"parallelism_config_cp_comm_strategy": way}
-    file = runs.rehearsal("cp_cpu.yaml", tmp_path, 2, **entries)
-    launched(file, 2)
-    under_accelerate(f"--config_file {file} train.py", 2)
-    if way != "allgather":
-        assert launch_file.refusals() == []
-        return
-    (sentence,) = sentences(states)
-    assert "says parallelism_config_cp_comm_strategy: allgather. Processes that" in sentence
-    assert "set it to alltoall, or remove the entry." in sentence
-
-
 SEVERAL = "distributed_type: {}\nnum_processes: 2\nnum_machines: 1\nuse_cpu: true\n"
 ALONE = "{}, but starts one process that trains alone ({}). For several, set "
 NO_GPUS = (
@@ -547,32 +526,27 @@ def test_what_the_launcher_would_ignore_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "processes", "here", "gpus", "sentence"),
+    ("file", "processes", "here", "gpus", "is_refused"),
     [
-        ("ddp.yaml", 4, 4, 2, "num_processes: 4 starts 4 processes, but 2 GPUs are visible"),
-        ("ddp.yaml", 4, 4, 2, "Launch with --num_processes 2"),
-        ("fsdp.yaml", 4, 4, 1, "but 1 GPU is visible there, and NCCL takes one process for each"),
-        ("ddp_multinode.yaml", 8, 4, 2, "starts 4 processes on each of 2 machines"),
-        ("ddp_multinode.yaml", 8, 4, 2, "Launch with --num_processes 4"),
-        ("ddp.yaml", 4, 4, 4, None),
-        ("ddp.yaml", 2, 2, 4, None),
+        ("ddp.yaml", 4, 4, 2, True),
+        ("fsdp.yaml", 4, 4, 1, True),
+        ("ddp_multinode.yaml", 8, 4, 2, True),
+        ("ddp.yaml", 4, 4, 4, False),
+        ("ddp.yaml", 2, 2, 4, False),
     ],
 )
 def test_more_processes_than_gpus_are_refused(
-    under_accelerate, states, monkeypatch, words, processes, here, gpus, sentence
+    under_accelerate, states, monkeypatch, file, processes, here, gpus, is_refused
 ):
-    under_accelerate(f"--config_file accelerate_configs/{words} train.py", processes, gpu=True)
+    under_accelerate(f"--config_file accelerate_configs/{file} train.py", processes, gpu=True)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
-    if sentence is None:
-        assert list(launch_file._too_few_gpus()) == []
-        return
-    (said,) = sentences(states)
-    assert sentence in said
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert "(CUDA_VISIBLE_DEVICES=3,5, which gpu_ids sets)" in sentences(states)[0]
-    monkeypatch.setattr(launch_file, "launcher", lambda: None)  # each may see a GPU of its own
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    if is_refused:
+        (said,) = sentences(states)
+        assert f"the launcher starts {here} processes on this machine, and the number of " in said
+        assert f"is {gpus} (CUDA_VISIBLE_DEVICES=3,5, which gpu_ids sets). NCCL takes one " in said
+        monkeypatch.setattr(launch_file, "launcher", lambda: None)  # each may see one of its own
     assert list(launch_file._too_few_gpus()) == []
 
 
@@ -621,9 +595,3 @@ def test_a_launch_that_is_refused_says_why_once(small, tmp_path):
     assert result.stderr.count("error: The accelerate config file says fsdp_version: 1. ") == 1
     assert "step 1" not in result.stdout
     assert not (tmp_path / "run").exists()
-
-
-def test_fsdp_with_one_process_is_refused(launched, states, tmp_path):
-    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 1), 1)
-    (sentence,) = sentences(states)
-    assert "distributed_type: FSDP with num_processes: 1. One process has nothing" in sentence
