@@ -241,57 +241,43 @@ def check_configuration(accelerator: Accelerator, config: Config) -> None:
     products cannot be computed as `config.run` says.
     """
     refuse_uneven_chunks(config, context_size(accelerator))
-    accelerator.gradient_accumulation_steps = split_of(accelerator, config.train).accumulation
-    reasons = [_why_not_reduced(accelerator, config.run), _why_no_tf32(accelerator, config)]
-    if tensor_size(accelerator) > 1:
-        reasons.append(why_not_shared(config, requested_precision()))
-    if refusals := [reason for reason in reasons if reason is not None]:
-        raise ConfigError("\n".join(refusals))
-    if config.run.tf32:
+    micro_batches = split_of(accelerator, config.train).accumulation
+    accelerator.gradient_accumulation_steps = micro_batches
+    run, fsdp, precision = config.run, accelerator.is_fsdp2, accelerator.mixed_precision
+    in_16_bits, device = run.reduce_dtype != "float32", accelerator.device.type
+    # DDP accumulates in float32, and sends once a step anyway.
+    sends_later = fsdp and (replicas(accelerator) > 1 or not run.sync_each_micro_batch)
+    refusals = {
+        f"run.reduce_dtype={run.reduce_dtype} cannot be used with mixed_precision: fp16, which is "
+        "for GPUs without bf16. Leave it out, or set mixed_precision: bf16.": (
+            in_16_bits and precision == "fp16"
+        ),
+        "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
+        "fsdp_offload_params: true shards on the CPU. Leave one of them out.": (
+            fsdp and not run.sync_each_micro_batch and offloads(accelerator)
+        ),
+        f"run.reduce_dtype={run.reduce_dtype}: with hybrid sharding or "
+        "run.sync_each_micro_batch=false FSDP would also add up the "
+        f"{micro_batches} micro-batches of a step in 16 bits. Use float32, or a larger "
+        "train.micro_batch_size without accumulation.": (
+            in_16_bits and sends_later and micro_batches > 1
+        ),
+        "run.tf32=true needs an NVIDIA GPU of compute capability 8.0 (Ampere) or later, and this "
+        f"process computes on {device}. Leave it out.": (
+            run.tf32 and (device != "cuda" or torch.cuda.get_device_capability() < (8, 0))
+        ),
+        f"run.tf32=true has no effect with mixed_precision: {requested_precision()}, whose "
+        "products have fewer bits. Set mixed_precision: no, or leave it out.": (
+            run.tf32 and precision != "no"
+        ),
+    }
+    found = [sentence for sentence, holds in refusals.items() if holds]
+    if tensor_size(accelerator) > 1 and (why := why_not_shared(config, requested_precision())):
+        found.append(why)
+    if found:
+        raise ConfigError("\n".join(found))
+    if run.tf32:
         torch.set_float32_matmul_precision("high")
-
-
-def _why_no_tf32(accelerator: Accelerator, config: Config) -> str | None:
-    """Why products cannot use TF32 although `run.tf32` says so; else None."""
-    if not config.run.tf32:
-        return None
-    if accelerator.device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
-        return (
-            "run.tf32=true needs an NVIDIA GPU of compute capability 8.0 (Ampere) or later, and "
-            f"this process computes on {accelerator.device.type}. Leave it out."
-        )
-    if accelerator.mixed_precision != "no":
-        return (
-            f"run.tf32=true has no effect with mixed_precision: {requested_precision()}, "
-            "whose products have fewer bits. Set mixed_precision: no, or leave it out."
-        )
-    return None
-
-
-def _why_not_reduced(accelerator: Accelerator, run: RunConfig) -> str | None:
-    """Why gradients cannot be reduced as `run` says; None if they can."""
-    key, in_16_bits = f"run.reduce_dtype={run.reduce_dtype}", run.reduce_dtype != "float32"
-    if in_16_bits and accelerator.mixed_precision == "fp16":
-        return (
-            f"{key} cannot be used with mixed_precision: fp16, which is for GPUs without bf16. "
-            "Leave it out, or set mixed_precision: bf16."
-        )
-    if not accelerator.is_fsdp2:  # DDP accumulates in float32, and sends once a step anyway
-        return None
-    if not run.sync_each_micro_batch and offloads(accelerator):
-        return (
-            "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
-            "fsdp_offload_params: true shards on the CPU. Leave one of them out."
-        )
-    micro_batches = accelerator.gradient_accumulation_steps
-    sends_later = replicas(accelerator) > 1 or not run.sync_each_micro_batch
-    if in_16_bits and micro_batches > 1 and sends_later:
-        return (
-            f"{key}: with hybrid sharding or run.sync_each_micro_batch=false FSDP would also add "
-            f"up the {micro_batches} micro-batches of a step in 16 bits. Use float32, or a larger "
-            "train.micro_batch_size without accumulation."
-        )
-    return None
 
 
 def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:

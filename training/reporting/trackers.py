@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from textwrap import indent
 from threading import Thread
 from typing import Any
 
@@ -16,6 +16,7 @@ from accelerate.tracking import (
     TensorBoardTracker,
     WandBTracker,
 )
+from omegaconf import OmegaConf
 
 from config.schema import Config, ConfigError
 from config.stored import as_plain
@@ -36,25 +37,19 @@ class TensorBoard(TensorBoardTracker):
     """TensorBoard with the configuration as a text: accelerate's makes a second run of it."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Write a line for each key."""
-        lines = "\n".join(f"    {key}: {value}" for key, value in values.items())
-        self.writer.add_text("config", lines)
+        """Write it as YAML, which four spaces show as it is."""
+        self.writer.add_text("config", indent(OmegaConf.to_yaml(values), "    "))
 
 
 class WandB(WandBTracker):
-    """W&B with the step as a metric: its own steps only rise, and it drops what comes late."""
+    """W&B that fails without a key, and does not ask for one."""
 
     def start(self) -> None:
-        """Begin the run, or continue it. Without a key, fail and do not ask for one."""
+        """Begin the run, or continue it."""
         import wandb
 
         wandb.setup(wandb.Settings(silent=True))
         super().start()
-        self.run.define_metric("*", step_metric="step")
-
-    def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
-        """Add a row."""
-        super().log(values if step is None else values | {"step": step}, **options)
 
 
 OURS = {"tensorboard": TensorBoard, "wandb": WandB}
@@ -65,11 +60,11 @@ class Tracker(GeneralTracker):
 
     requires_logging_directory = False
 
-    def __init__(self, name: str, make: Callable[[], GeneralTracker], console: Console) -> None:
+    def __init__(self, name: str, tracker: GeneralTracker, console: Console) -> None:
         self.name = name
         super().__init__()
-        self._make, self._console = make, console
-        self._tracker: GeneralTracker | None = None
+        self._tracker: GeneralTracker | None = tracker
+        self._console = console
 
     @property
     def tracker(self) -> Any:
@@ -78,39 +73,32 @@ class Tracker(GeneralTracker):
 
     def start(self) -> None:
         """Begin the run there, or continue it."""
-
-        def begin(_: object) -> None:
-            self._tracker = self._make()
-            self._tracker.start()
-            if url := getattr(self._tracker.tracker, "url", None):
-                self._console.say(f"{self.name:<10}{url}")
-
-        self._call(begin)
+        self._call("start")
+        if url := getattr(self.tracker, "url", None):
+            self._console.say(f"{self.name:<10}{url}")
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Send the configuration of the run."""
-        if self._tracker is not None:
-            self._call(lambda tracker: tracker.store_init_configuration(values))
+        self._call("store_init_configuration", values)
 
     def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
         """Send the values of a step."""
-        if self._tracker is not None:
-            self._call(lambda tracker: tracker.log(values, step=step, **options))
+        self._call("log", values, step=step, **options)
 
     def finish(self, seconds: float = END_SECONDS) -> None:
         """End the run there, and wait at most so long: its server may not answer."""
-        if self._tracker is None:
-            return
-        thread = Thread(target=self._call, args=[lambda t: t.finish()], daemon=True)
+        thread = Thread(target=self._call, args=["finish"], daemon=True)
         thread.start()
         thread.join(max(0.0, seconds))
         if thread.is_alive():
             self._switch_off("it has not taken all steps in time")
         self._tracker = None
 
-    def _call(self, call: Callable[[Any], object]) -> None:
+    def _call(self, name: str, *values: Any, **options: Any) -> None:
+        if self._tracker is None:
+            return
         try:
-            call(self._tracker)
+            getattr(self._tracker, name)(*values, **options)
         except (Exception, SystemExit) as error:  # whatever its library raises
             self._switch_off(" ".join(str(error).split()) or repr(error))
 
@@ -153,15 +141,14 @@ def open_trackers(
         },
     }
 
-    def maker(name: str) -> Callable[[], GeneralTracker]:
-        kind = OURS.get(name, LOGGER_TYPE_TO_CLASS[name])
+    def tracker_of(name: str) -> Tracker:
+        kind, given = OURS.get(name, LOGGER_TYPE_TO_CLASS[name]), options.get(name, {})
         if kind.requires_logging_directory:  # it makes a folder for the run below its own
-            return lambda: kind(run.name, folder / name, **options.get(name, {}))
-        return lambda: kind(run.project, **options.get(name, {}))
+            return Tracker(name, kind(run.name, folder / name, **given), console)
+        return Tracker(name, kind(run.project, **given), console)
 
-    names = map(str, accelerator.log_with)
-    accelerator.log_with = [Tracker(name, maker(name), console) for name in names]
-    accelerator.init_trackers(run.project, _by_key(as_plain(config)))
+    accelerator.log_with = [tracker_of(str(name)) for name in accelerator.log_with]
+    accelerator.init_trackers(run.project, as_plain(config))
     with suppress(ConfigError, OSError):  # of lines that are damaged, or not readable for now
         for record in read_metrics(Path(run.dir) / METRICS, sent):
             accelerator.log(values_of(record), step=record["step"])
@@ -182,14 +169,4 @@ def values_of(record: Record) -> dict[str, Any]:
         f"{record['event']}/{name}": float(value) if isinstance(value, bool) else value
         for name, value in record.items()
         if name not in ("event", "step") and isinstance(value, int | float)
-    }
-
-
-def _by_key(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration by dotted key, as numbers and texts."""
-    simple = (bool, int, float, str)
-    return {
-        f"{section}.{name}": value if isinstance(value, simple) else str(value)
-        for section, values in config.items()
-        for name, value in values.items()
     }

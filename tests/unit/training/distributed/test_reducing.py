@@ -56,6 +56,7 @@ def an_accelerator(precision="bf16", fsdp=True, replicas=1, offload=False):
     plugin = SimpleNamespace(cpu_offload=SimpleNamespace(pin_memory=True) if offload else None)
     return SimpleNamespace(
         num_processes=1,
+        device=torch.device("cpu"),
         distributed_type=DistributedType.FSDP,
         mixed_precision=precision,
         is_fsdp2=fsdp,

@@ -134,7 +134,9 @@ def in_wandb(run_dir: Path) -> dict[int, list[float]]:
                 continue
             items = {one.key or "/".join(one.nested_key): one for one in record.history.item}
             if "train/loss" in items:
-                step, loss = (json.loads(items[name].value_json) for name in ("step", "train/loss"))
+                step, loss = (
+                    json.loads(items[name].value_json) for name in ("_step", "train/loss")
+                )
                 found.setdefault(step, []).append(loss)
     return found
 
@@ -202,7 +204,7 @@ class Fake(GeneralTracker):
 
 
 def started(fake: Fake) -> Tracker:
-    tracker = Tracker("fake", lambda: fake, Console(True, 10, 0))
+    tracker = Tracker("fake", fake, Console(True, 10, 0))
     tracker.start()
     return tracker
 
@@ -249,8 +251,8 @@ def test_train_py_may_log_more_and_no_secret_or_folder_leaves(tmp_path):
     read = tensorboard_of(folder)
     assert [(one.step, one.value) for one in read.Scalars("mine/figure")] == [(3, 2.0)]
     (text,) = texts_of(read, "config").values()
-    assert "run.name: mine" in text
-    assert "data.source: https://example.com/a.txt" in text
+    assert "name: mine" in text
+    assert "source: https://example.com/a.txt" in text
     assert "secret" not in text
     assert str(tmp_path) not in text
 
