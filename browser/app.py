@@ -54,17 +54,9 @@ def complete(prompt: str, length: int, temperature: float) -> Iterator[str]:
 
 
 def reply(message: str, turns: list[Any], length: int, temperature: float) -> Iterator[str]:
-    """Yield the reply to a message after the turns before it.
-
-    The page has the texts of turns as lists of parts, a program that calls it as strings.
-    """
+    """Yield the reply to a message after the turns before it, whose texts Gradio has as parts."""
     said = [
-        {
-            "role": turn["role"],
-            "content": "".join(
-                part if isinstance(part, str) else part["text"] for part in turn["content"]
-            ),
-        }
+        {"role": turn["role"], "content": "".join(part["text"] for part in turn["content"])}
         for turn in turns
     ]
     said.append({"role": "user", "content": message})

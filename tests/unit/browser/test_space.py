@@ -6,6 +6,7 @@ import ast
 import contextlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gradio_client import Client
+from playwright.sync_api import Page, expect, sync_playwright
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import chats
@@ -35,7 +36,7 @@ FILES = {
     "model/tokenizer.json",
     "model/tokenizer_config.json",
 }
-START_SECONDS = 180
+SECONDS = 180
 
 
 def files_in(folder: Path) -> set[str]:
@@ -130,8 +131,11 @@ def test_adapters_are_merged_into_their_base(small, finished_run, tmp_path):
 
 
 @contextlib.contextmanager
-def running(space: Path):
-    """A client of the program of a Space, as `python app.py` runs it on this machine."""
+def shown(space: Path):
+    """The page of a Space in Chromium, as `python app.py` serves it on this machine."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium")
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -146,36 +150,71 @@ def running(space: Path):
         process = subprocess.Popen(
             [sys.executable, "app.py"], cwd=space, env=environment, stdout=opened, stderr=opened
         )
-    end = time.monotonic() + START_SECONDS
+    end = time.monotonic() + SECONDS
     try:
         while "Running on local URL" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
-        yield Client(f"http://127.0.0.1:{port}/", verbose=False)
+        with sync_playwright() as browsers:
+            browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page, asked = browser.new_page(), []
+            page.set_default_timeout(SECONDS * 1000)
+            page.on("request", lambda request: asked.append(request.url))
+            address = f"http://127.0.0.1:{port}/"
+            page.goto(address)
+            yield page
+            assert [url for url in asked if not url.startswith((address, "data:"))] == []
+            browser.close()
     finally:
         process.kill()
         process.wait()
 
 
+def set_fields(page: Page, length: int) -> None:
+    """Set the length, and temperature 0."""
+    for label, value in (("Length", length), ("Temperature", 0)):
+        field = page.get_by_label(label).and_(page.locator("input[type=number]"))
+        field.fill(str(value))
+        field.press("Tab")
+
+
+def wait_for_length(page: Page, length: int) -> None:
+    pattern = re.compile(f"^[\\s\\S]{{{length}}}$")
+    expect(page.get_by_label("Text", exact=True)).to_have_value(pattern, timeout=SECONDS * 1000)
+
+
 @pytest.mark.thorough
-def test_the_page_gives_the_text_that_sample_py_prints(finished_run, tmp_path):
+def test_chromium_shows_the_text_that_sample_py_prints(finished_run, tmp_path):
     """As long as the context is; beyond it the page reads on from the last half."""
     words = [str(finished_run), "--prompt", "the ", "--length", "10", "--temperature", "0"]
     printed = runs.run(runs.command(*words, script="sample.py")).stdout.removesuffix("\n")
     make_space(str(finished_run), str(tmp_path / "space"))
-    with running(tmp_path / "space") as page:
-        *_, text = page.submit("the ", 10, 0, api_name="/complete")
-        assert text == printed
-        *_, text = page.submit("the ", 100, 0, api_name="/complete")
-        assert len(text) == 104
+    with shown(tmp_path / "space") as page:
+        page.get_by_label("Prompt").fill("the ")
+        set_fields(page, 10)
+        page.get_by_role("button", name="Submit").click()
+        wait_for_length(page, len(printed))
+        assert page.get_by_label("Text", exact=True).input_value() == printed
+        set_fields(page, 100)
+        page.get_by_role("button", name="Submit").click()
+        wait_for_length(page, 104)
 
 
 @pytest.mark.thorough
-def test_the_page_of_a_chat_model_replies(tmp_path):
+def test_chromium_shows_the_replies_of_a_chat_model(tmp_path):
     chats.make("gpt2", tmp_path / "model")
     make_space(str(tmp_path / "model"), str(tmp_path / "space"))
-    with running(tmp_path / "space") as page:
-        for question in ("how is run 1?", "and run 2?"):
-            assert page.predict(question, 20, 0, api_name="/reply")
+    questions = ["how is run 1?", "and run 2?"]
+    with shown(tmp_path / "space") as page:
+        page.get_by_text("Additional inputs").click()
+        set_fields(page, 20)
+        for number, question in enumerate(questions, 1):
+            page.get_by_role("textbox").last.fill(question)
+            page.keyboard.press("Enter")
+            replies = page.get_by_test_id("bot")
+            expect(replies).to_have_count(number, timeout=SECONDS * 1000)
+            expect(replies.last).to_have_text(re.compile(r"\S"), timeout=SECONDS * 1000)
+        assert [text.strip() for text in page.get_by_test_id("user").all_inner_texts()] == questions
+        assert "Error" not in page.inner_text("body")
