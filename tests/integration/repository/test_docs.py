@@ -47,7 +47,7 @@ def test_every_page_is_linked_in_the_readme():
     readme = text_of(README)
     for page in PAGES[1:]:
         assert f"]({pages.name_of(page)})" in readme
-    assert len(readme.splitlines()) <= 160
+    assert len(readme.splitlines()) <= 140
 
 
 def test_every_room_is_on_its_page():
