@@ -35,7 +35,7 @@ class Attempts:
     def __init__(self, command: Sequence[str], run_dir: Path) -> None:
         self._command, self._run_dir = command, run_dir
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._stopped, self._cause = threading.Event(), 0
+        self._stopped, self._cause, self._is_taken_back = threading.Event(), 0, False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._forward)
 
@@ -48,6 +48,8 @@ class Attempts:
         fruitless, before = 0, self._newest_snapshot()
         while True:
             code, newest = self._attempt(), self._newest_snapshot()
+            if self._is_taken_back and code not in final:
+                return exits.EXIT_AGAIN
             fruitless, before = (fruitless + 1 if newest == before else 0), newest
             if most == 0 or code in final or self._stopped.is_set():
                 return code
@@ -61,17 +63,12 @@ class Attempts:
 
     def watch(self, clouds: Sequence[str], address: str | None) -> None:
         """Stop the run, and start it no more, once one of the clouds takes this machine back."""
-        while True:
-            if any(has_notice(CLOUDS[name], address) for name in clouds):
-                if not self._stopped.is_set():
-                    print("the cloud takes this machine back, so the run stops", file=sys.stderr)
-                self._stopped.set()
-                # Again and again: an attempt that only just begins would die of the signal.
-                for process in self._training():
-                    with suppress(psutil.Error, OSError):
-                        if _handles(process.pid, signal.SIGUSR1):
-                            process.send_signal(signal.SIGUSR1)
+        while not any(has_notice(CLOUDS[name], address) for name in clouds):
             time.sleep(EVERY_SECONDS)
+        print("the cloud takes this machine back, so the run stops", file=sys.stderr)
+        self._is_taken_back = True
+        self._stopped.set()
+        self._send(signal.SIGUSR1)  # an attempt that only just begins dies of it
 
     def _attempt(self) -> int:
         code_file = self._run_dir / "exit_code"
@@ -97,27 +94,20 @@ class Attempts:
             self._stopped.set()
         if number == signal.SIGINT and sys.stdin.isatty():
             return  # a terminal sends Ctrl-C to all of its processes itself
-        for process in self._training():
-            with suppress(psutil.Error):
-                process.send_signal(number)
+        self._send(number)
 
-    def _training(self) -> list[psutil.Process]:
-        """The processes that train, or the launcher as long as it has started none.
+    def _send(self, number: int) -> None:
+        """Signal the processes that train, or the launcher as long as it has started none.
 
         The launcher of a single process would die of a signal and leave that process alone.
         """
         if self._launcher is None or self._launcher.returncode is not None:
-            return []
+            return
         with suppress(psutil.Error):
             launcher = psutil.Process(self._launcher.pid)
-            return launcher.children() or [launcher]
-        return []
-
-
-def _handles(pid: int, number: int) -> bool:
-    """Whether a process of Linux has a handler for a signal."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return any(int(line[7:], 16) >> number - 1 & 1 for line in lines if line[:7] == "SigCgt:")
+            for process in launcher.children() or [launcher]:
+                with suppress(psutil.Error):
+                    process.send_signal(number)
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
