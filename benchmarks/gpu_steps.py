@@ -41,7 +41,7 @@ from training.distributed.accelerator import (
     is_compiled,
 )
 from training.memory import is_out_of_memory
-from training.reporting.speed import fp8_gain, published_peak
+from training.reporting.speed import published_peak
 from training.step import compute_reproducibly, make_optimizer
 
 STORED_AS = "bf16"
@@ -145,7 +145,6 @@ class Training:
         self.flops_per_token = model.flops_per_token(config.block_size)
         if case.precision == FP8:
             model.use_fp8(TENSORWISE, emulated=device.type == "cpu")
-        self.faster = fp8_gain(model, self.flops_per_token)
         self.tokens = batch * config.block_size
         configure_wrapping(self.accelerator, model, RunConfig())
         optimizer = make_optimizer(
@@ -191,9 +190,7 @@ class Training:
         return {
             "ms a step": spread([1e3 * value for value in seconds], 1),
             "tokens/s": round(per_second),
-            "MFU": None
-            if peak is None
-            else per_second * self.flops_per_token / (peak * self.faster),
+            "MFU": None if peak is None else per_second * self.flops_per_token / peak,
         }
 
 

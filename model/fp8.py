@@ -23,9 +23,9 @@ from model.products import compute_dtype
 FP8 = "fp8"
 """accelerate's name of the precision."""
 TENSORWISE = "tensorwise"
-RECIPES = {TENSORWISE: 6, "rowwise": 6, "rowwise_with_gw_hp": 4}
-"""torchao's recipes, and the FLOP in fp8 for each weight and token: three products, or only two
-where the gradient of the weights stays in 16 bits. TENSORWISE is accelerate's."""
+RECIPES = (TENSORWISE, "rowwise", "rowwise_with_gw_hp")
+"""torchao's recipes, of which TENSORWISE is accelerate's. With the last, the gradient of the
+weights stays in 16 bits."""
 MULTIPLE = 16
 """Tensor cores multiply in fp8 matrices whose sizes are multiples of it."""
 
@@ -39,14 +39,10 @@ class Fp8:
     """What of a model is computed in fp8."""
 
     recipe: str
-    emulated: bool
-    """Numbers are rounded to fp8, and multiplied in float32."""
     layers: int
     """Linear layers of the blocks in fp8."""
     left: Counter[str]
     """Those in 16 bits, by the reason."""
-    flops_per_token: int
-    """FLOP in fp8 for each token, forward and backward."""
 
     def as_words(self) -> str:
         """The line of the header."""
@@ -75,7 +71,6 @@ def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) ->
             f"mixed_precision: {FP8} computes linear layers of the blocks in fp8, and none of "
             f"these can be: {found}. Set mixed_precision: bf16 in the accelerate config file."
         )
-    weights = sum(one.weight.numel() for one in chosen)
     with _quiet():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -88,7 +83,7 @@ def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) ->
         )
     for layer in fp8_layers(model):
         layer.register_forward_pre_hook(_cast)
-    return Fp8(recipe, emulated, len(chosen), left, RECIPES[recipe] * weights)
+    return Fp8(recipe, len(chosen), left)
 
 
 def _why_not(layer: nn.Linear) -> str | None:

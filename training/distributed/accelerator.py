@@ -8,7 +8,6 @@ loss scaler.
 from __future__ import annotations
 
 import logging
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from accelerate.utils import (
     DynamoBackend,
     GradientAccumulationPlugin,
     ParallelismConfig,
-    TorchDynamoPlugin,
     get_mixed_precision_context_manager,
 )
 from accelerate.utils.dataclasses import FP8BackendType
@@ -44,7 +42,6 @@ from model.family import LanguageModel
 from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
 from training.distributed.launcher import (
-    env_var,
     fp8_recipe,
     fsdp_requested,
     is_on,
@@ -61,8 +58,6 @@ from training.distributed.sharing import (
     why_not_shared,
 )
 
-COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
-"""The environment variable from which inductor takes a compiler, and the names it looks for."""
 MIB = 2**20
 BUCKET_MIB, LARGEST_BUCKET_MIB = 25, 250
 """DDP's own bucket size, and the largest between machines."""
@@ -213,8 +208,6 @@ def accelerator_options(config: Config) -> dict[str, Any]:
         "log_with": config.run.tracker,
         "project_dir": config.run.dir,
         "mixed_precision": effective_precision(),
-        # None: as the config file says.
-        "dynamo_plugin": TorchDynamoPlugin(backend="no") if why_not_compiled() else None,
         "dataloader_config": DataLoaderConfiguration(split_batches=True, non_blocking=True),
         "gradient_accumulation_plugin": GradientAccumulationPlugin(
             sync_with_dataloader=False,
@@ -295,16 +288,6 @@ def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, confi
             "the entry."
         )
     refuse_model(accelerator, model, config)
-
-
-def why_not_compiled() -> str | None:
-    """Why the run is not compiled although the accelerate config file requests it; else None."""
-    if env_var("ACCELERATE_DYNAMO_BACKEND").upper() != "INDUCTOR":  # others are for debugging
-        return None
-    variable, *names = COMPILERS["cpu" if on_cpu() else "cuda"]
-    if any(shutil.which(name) for name in (env_var(variable), *names) if name):
-        return None
-    return f"there is no compiler ({' or '.join(names)}) on this machine"
 
 
 def _refuse_missing(trackers: list[str]) -> None:

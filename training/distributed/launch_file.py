@@ -6,6 +6,7 @@ Otherwise accelerate or torch would ignore them silently and train something els
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from training.distributed.launcher import (
     started_processes,
 )
 
+COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
+"""The environment variable from which inductor takes a compiler, and the names it looks for."""
 CONFIG_FILE = "The accelerate config file"
 FP8_CAPABILITY = (8, 9)
 FOREIGN_ENGINES = {
@@ -114,6 +117,8 @@ def refusals() -> list[str]:
         if value and value.upper() not in right.split() and _is_read(variable):
             name = variable.lower().removeprefix("accelerate_").replace("fp8_", "fp8_config ")
             found.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
+    if env_var("ACCELERATE_DYNAMO_BACKEND").upper() == "INDUCTOR":
+        found += _without_compiler()
     if requested_precision() == "fp8" and not on_cpu():  # which emulates it
         found += _gpus_without_fp8()
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
@@ -210,6 +215,16 @@ def _too_few_gpus() -> Iterator[str]:
         f"visible is {gpus}{why}. NCCL takes one process for each: lower num_processes "
         "(nproc_per_node of torchrun), or make more GPUs visible."
     )
+
+
+def _without_compiler() -> Iterator[str]:
+    """A sentence where the compiler of the run would find none for what it generates."""
+    variable, *names = COMPILERS["cpu" if on_cpu() else "cuda"]
+    if not any(shutil.which(name) for name in (env_var(variable), *names) if name):
+        yield (
+            f"{CONFIG_FILE} says dynamo_backend: INDUCTOR, and this machine has no compiler for it "
+            f"({' or '.join(names)}). Install one, or set dynamo_backend: NO."
+        )
 
 
 def _gpus_without_fp8() -> Iterator[str]:

@@ -81,13 +81,9 @@ def init_processes(timeout: timedelta) -> None:
         store, rank, processes = fresh_store(timeout)
     finally:
         why_waiting.cancel()
+    # The launcher does not pass use_cpu to several processes.
     state = PartialState(
-        # The launcher does not pass use_cpu to several processes.
-        cpu=on_cpu(),
-        store=store,
-        rank=rank,
-        world_size=processes,
-        timeout=timeout,
+        cpu=on_cpu(), store=store, rank=rank, world_size=processes, timeout=timeout
     )
     # Processes that do not see each other would each train alone, and write the same run.
     assert state.num_processes == processes, "accelerate has not connected the processes"
@@ -264,16 +260,10 @@ def decided_by_main(accelerator: Accelerator, work: Callable[[], Result]) -> Res
     Every process must call this. When it fails, all end. The result travels as bytes in a tensor,
     because accelerate's functions for objects pickle them.
     """
-    content, problem = b"", None
-    if accelerator.is_main_process:
-        try:
-            content = json.dumps(work()).encode()
-        except Exception as error:
-            problem = error
-    length = raise_if_any_failed(accelerator, problem, len(content))
-    sent = torch.zeros(length, dtype=torch.uint8, device=accelerator.device)
-    if accelerator.is_main_process:
-        sent = torch.tensor(list(content), dtype=torch.uint8, device=accelerator.device)
+    content, problem = _tried(accelerator.is_main_process, lambda: json.dumps(work()).encode())
+    length = raise_if_any_failed(accelerator, problem, len(content or b""))
+    values = list(content or bytes(length))
+    sent = torch.tensor(values, dtype=torch.uint8, device=accelerator.device)
     return cast(Result, json.loads(bytes(broadcast(sent).tolist())))
 
 
@@ -290,15 +280,19 @@ def is_on_any(accelerator: Accelerator, here: bool) -> bool:
 
 
 def _run_where(accelerator: Accelerator, here: bool, work: Callable[[], Result]) -> Result | None:
-    result: Result | None = None
-    problem: Exception | None = None
-    if here:
-        try:
-            result = work()
-        except Exception as error:
-            problem = error
+    result, problem = _tried(here, work)
     raise_if_any_failed(accelerator, problem)
     return result
+
+
+def _tried(here: bool, work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+    """The result of `work()` or its error; neither unless it is to run `here`."""
+    if not here:
+        return None, None
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def raise_if_any_failed(

@@ -10,7 +10,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -120,41 +120,22 @@ class Console:
         if self.events is not None:
             self.events.add(event, step, text)
 
-    def sample(self, step: int, text: str, shortened: str = "") -> None:
-        """Print a text that the model has generated between two rules.
-
-        `shortened` says how much of it there is, if the time was up.
-        """
-        heading = f"sample at step {step}" + f", {shortened}" * bool(shortened)
-        self.say(f"----- {heading} -----\n{text.strip()}\n-----")
-
     def progress(
         self,
         step: int,
         loss: float,
         tokens_per_second: float,
         seconds_left: float,
-        rate: float,
-        norm: float,
-        skipped: int = 0,
-        hub_status: str = "",
-        metrics: Mapping[str, float] | None = None,
+        others: Sequence[str] = (),
     ) -> None:
-        """Print the metrics of a step, with train.py's other `metrics` by name.
-
-        `skipped` is how many updates the run has skipped so far.
-        """
+        """Print the figures of a step; the width of a terminal may cut off the last of `others`."""
         self.tokens_per_second = tokens_per_second
-        first, speed = f"loss {loss:.4f}", f"{self.speed_in_words()}"
-        others = [f"norm {norm:.2f}", f"rate {rate:.2g}"]
-        others += [f"{name} {value:.4g}" for name, value in (metrics or {}).items()]
-        faults = [f"{skipped} skipped"] * bool(skipped) + [hub_status] * bool(hub_status)
-        figures = ", ".join([first, *others, speed, *faults])
+        first, speed = f"loss {loss:.4f}", str(self.speed_in_words())
         if self.bar is not None:
-            # The terminal's width may cut off the last ones.
-            self.bar.set_postfix_str(shown(", ".join([first, speed, *faults, *others])), False)
+            self.bar.set_postfix_str(shown(", ".join([first, speed, *others])), False)
             self.bar.update(step - self.bar.n)
         if self.bar is None or not sys.stdout.isatty():
+            figures = ", ".join([first, *others, speed])
             self.say(f"step {step}/{self.max_steps}, {figures}, {duration(seconds_left)} left")
 
     def speed_in_words(self) -> str | None:

@@ -30,7 +30,6 @@ from training.distributed.accelerator import (
     replicas,
     split_of,
     syncs_each_micro_batch,
-    why_not_compiled,
 )
 from training.distributed.launcher import (
     fp8_recipe,
@@ -225,8 +224,6 @@ def _strategy(accelerator: Accelerator) -> str:
 def _hints(accelerator: Accelerator, config: Config, before: RunState | None) -> list[str]:
     """What does not suit the machine, and what may surprise after a resume from `before`."""
     hints = machine_hints(accelerator)
-    if (reason := why_not_compiled()) is not None:
-        hints.append(f"not compiled, although the accelerate config file asks: {reason}.")
     if before is None:
         return hints
     if before.computed_on not in (None, now := computed_on(accelerator, config.run)):

@@ -155,18 +155,11 @@ class Report:
         self.record(records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
+        words = [f"norm {norms[-1]:.2f}", f"rate {newest.learning_rate:.2g}"]
+        words += [f"{name} {value:.4g}" for name, value in metrics[-1].items()]
+        words += [f"{self.skipped} skipped"] * bool(self.skipped) + [hub_status] * bool(hub_status)
         seconds_left = (self.console.max_steps - newest.step) * seconds / len(collected)
-        self.console.progress(
-            newest.step,
-            losses[-1],
-            tokens_per_second=speed,
-            seconds_left=seconds_left,
-            rate=newest.learning_rate,
-            norm=norms[-1],
-            metrics=metrics[-1],
-            skipped=self.skipped,
-            hub_status=hub_status,
-        )
+        self.console.progress(newest.step, losses[-1], speed, seconds_left, words)
         self._seconds += seconds
 
     def _mean_metrics(self, accelerator: Accelerator) -> list[dict[str, float]]:
@@ -206,7 +199,8 @@ class Report:
     def sample(self, step: int, text: str, shortened: str) -> None:
         """Report a text that the model has generated; `shortened` says how much of it there is."""
         self.record([{"event": "sample", "step": step, "text": text[:LONGEST_SAMPLE]}])
-        self.console.sample(step, text, shortened)
+        heading = f"sample at step {step}" + f", {shortened}" * bool(shortened)
+        self.console.say(f"----- {heading} -----\n{text.strip()}\n-----")
 
     def record(self, records: list[dict[str, Any]]) -> None:
         """Add lines to metrics.jsonl, and send them to the trackers."""
@@ -288,15 +282,13 @@ def _as_tensor(name: str, value: float | Tensor, device: torch.device) -> Tensor
             f"train.py gives session.finish_step a metric {name}, a name that every line of "
             "metrics.jsonl may have already. Give the metric another name."
         )
-    if isinstance(value, Tensor):
-        if value.numel() == 1 and not value.is_complex():
-            return value.detach().to(device, torch.float32, copy=True).reshape(())
-        shown = f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
-    else:
-        if isinstance(value, int | float):
-            return torch.tensor(value, dtype=torch.float32, device=device)
-        shown = repr(value)
+    if isinstance(value, int | float):
+        return torch.tensor(value, dtype=torch.float32, device=device)
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().to(device, torch.float32, copy=True).reshape(())
+    is_tensor = isinstance(value, Tensor)
+    what = f"a tensor of {value.dtype} and shape {tuple(value.shape)}" if is_tensor else repr(value)
     raise ConfigError(
-        f"train.py gives session.finish_step the metric {name}, which is {shown}. A metric is a "
+        f"train.py gives session.finish_step the metric {name}, which is {what}. A metric is a "
         "number, or a tensor with one real number: give its mean or its norm, for example."
     )

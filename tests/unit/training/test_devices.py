@@ -13,7 +13,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from config.compose import load_config
 from training.distributed import accelerator
-from training.distributed.accelerator import why_not_compiled
 from training.distributed.processes import OF_THREADS, ProcessGroupTimeouts
 from training.exits import EXIT_TERMINATED
 from training.reporting import header
@@ -32,16 +31,12 @@ def gpu(monkeypatch):
 @pytest.mark.usefixtures("gpu")
 def test_a_run_on_the_cpu_beside_a_gpu_is_one_of_a_cpu(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
     monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: False)
-    monkeypatch.setattr("shutil.which", lambda name: None)
     assert accelerator.effective_precision() is None
-    assert "gcc" in why_not_compiled()
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
 
     assert accelerator.effective_precision() == "no"
-    assert "g++" in why_not_compiled()
 
 
 @pytest.mark.usefixtures("gpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import ClassVar
@@ -324,6 +325,30 @@ def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch, states, capability, wor
     (sentence,) = sentences(states)
     assert words in sentence
     assert "set mixed_precision: bf16" in sentence
+
+
+@pytest.mark.parametrize(
+    ("backend", "compilers", "gpu", "words"),
+    [
+        ("INDUCTOR", {"g++"}, False, None),
+        ("inductor", {"clang++"}, False, None),
+        ("INDUCTOR", {"cc"}, False, "no compiler for it (g++ or clang++). Install one, or set "),
+        ("INDUCTOR", {"g++"}, True, "no compiler for it (gcc or clang or cc). Install one"),
+        ("AOT_EAGER", set(), False, None),
+        ("NO", set(), False, None),
+    ],
+)
+def test_to_compile_needs_a_compiler(monkeypatch, states, backend, compilers, gpu, words):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+    if words is None:
+        init_processes(TIMEOUT)
+        return
+    (sentence,) = sentences(states)
+    assert words in sentence
 
 
 def test_the_recipe_comes_from_the_accelerate_config_file(launched, tmp_path):

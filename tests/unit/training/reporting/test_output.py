@@ -17,6 +17,7 @@ import runs
 from common.command import say_error
 from training.reporting.console import Console, LossyFile, make_output_lossy
 from training.reporting.header import print_finished
+from training.reporting.report import Report
 
 
 class Terminal(io.StringIO):
@@ -46,7 +47,7 @@ def test_a_full_disk_under_the_output_raises_nothing(lossy, tmp_path):
     with lossy(full):
         console = Console(shown=True, max_steps=3, step=0)
         console.say("lost")
-        console.progress(1, 1.0, 1.0, 1.0, 1e-3, 0.5)
+        console.progress(1, 1.0, 1.0, 1.0)
         say_error("lost")
         print("lost")
         os.dup2(file, full)  # there is room again
@@ -70,7 +71,7 @@ def test_a_terminal_that_is_gone_raises_nothing(lossy):
         for step in (1, 2, 3):
             console.say("a line")
             console.bar.last_print_t = 0  # draw it each time
-            console.progress(step, 1.0, 1.0, 1.0, 1e-3, 0.5)
+            console.progress(step, 1.0, 1.0, 1.0)
         console.close()
         say_error("a line")
     os.close(theirs)
@@ -85,7 +86,7 @@ def test_the_bar_has_the_time_left_and_the_figures_that_fit(monkeypatch):
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("COLUMNS", str(columns))
         console = Console(shown=True, max_steps=1200, step=1000)
-        console.progress(1018, 1.1075, 6050.0, 1.0, 0.0011, 0.52)
+        console.progress(1018, 1.1075, 6050.0, 1.0, ["norm 0.52", "rate 0.0011"])
         console.close()
         _bar, last = terminal.getvalue().strip().split("\r")[-1].split(" | step ")
         assert re.match(r"1018/1200 \[00:0\d<00:0\d\], " + re.escape(figures), last)
@@ -119,14 +120,6 @@ def test_a_pipe_that_does_not_wait_is_waited_for():
     assert [len(content) for content in got] == [300_000]
 
 
-def test_an_output_that_was_closed_is_no_error(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    make_output_lossy()
-    Console(shown=True, max_steps=3, step=0).say("nothing")
-    say_error("nothing")
-
-
 def test_no_file_takes_the_place_of_an_output_that_was_closed(tmp_path):
     script = (
         "import sys; from training.reporting.console import make_output_lossy\n"
@@ -143,8 +136,9 @@ def test_control_characters_are_shown_and_secrets_are_not(capsys):
     console = Console(shown=True, max_steps=3, step=0)
     console.say("a\x1b[2Jb\u202e\r")
     console.warn("https://u:p@h/x?t=1 is\x07 not there.")
-    console.sample(7, "\x1b]0;title\x07é\n\tb")
-    console.progress(1, 1.0, 1.0, 1.0, 1e-3, 0.5, hub_status="the Hub says \x1b[31mno")
+    report = Report(console, None, tokens_per_step=1, last_snapshot=None)
+    report.sample(7, "\x1b]0;title\x07é\n\tb", "")
+    console.progress(1, 1.0, 1.0, 1.0, ["the Hub says \x1b[31mno"])
     say_error("error: \x9b31m")
     said, errors = capsys.readouterr()
     assert said.splitlines()[:5] == [
@@ -154,39 +148,26 @@ def test_control_characters_are_shown_and_secrets_are_not(capsys):
         r"\x1b]0;title\x07é",
         "\tb",
     ]
-    assert r"the Hub says \x1b[31mno, 0:01 left" in said
+    assert r"the Hub says \x1b[31mno, 1 tokens/s, 0:01 left" in said
     assert errors == "error: \\x9b31m\n"
 
 
-def test_a_log_has_the_steps_while_a_terminal_has_the_bar(monkeypatch, tmp_path):
-    terminal = Terminal()
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_a_log_has_the_steps_and_a_pipe_no_bar(monkeypatch, tmp_path, is_pipe):
+    """The bar of a terminal stays beside a log; a pipe may be shown on the same terminal."""
+    terminal, log = Terminal(), tmp_path / "log"
+    reading, writing = os.pipe()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with open(tmp_path / "log", "w") as log:
-        monkeypatch.setattr(sys, "stdout", log)
+    with open(writing if is_pipe else log, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
         console = Console(shown=True, max_steps=3, step=0)
-        console.progress(2, 1.5, 10.0, 1.0, 1e-3, 0.5)
+        console.progress(2, 1.5, 10.0, 1.0, ["norm 0.50"])
         console.close()
         monkeypatch.undo()
-    assert (
-        tmp_path / "log"
-    ).read_text() == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
-    assert re.search(r"step 2/3 \[.*\], loss 1.5000", terminal.getvalue())
-
-
-def test_a_pipe_has_the_steps_and_no_bar_disturbs_them(monkeypatch):
-    reading, writing = os.pipe()
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with open(writing, "w") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
-        Console(shown=True, max_steps=3, step=0).progress(2, 1.5, 10.0, 1.0, 1e-3, 0.5)
-    said = sys.stderr.getvalue()
-    monkeypatch.undo()
-    with open(reading) as reader:
-        assert (
-            reader.read()
-            == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
-        )
-    assert said == ""
+    with open(reading if is_pipe else log) as written:
+        assert written.read() == "step 2/3, loss 1.5000, norm 0.50, 10 tokens/s, 0:01 left\n"
+    found = re.search(r"step 2/3 \[.*\], loss 1.5000", terminal.getvalue())
+    assert (found is None) == is_pipe
 
 
 @pytest.mark.thorough
