@@ -63,7 +63,7 @@ class Attempts:
 
     def watch(self, clouds: Sequence[str], address: str | None) -> None:
         """Stop the run, and start it no more, once one of the clouds takes this machine back."""
-        while not any(has_notice(CLOUDS[name], address) for name in clouds):
+        while not any(has_notice(name, address) for name in clouds):
             time.sleep(EVERY_SECONDS)
         print("the cloud takes this machine back, so the run stops", file=sys.stderr)
         self._is_taken_back = True

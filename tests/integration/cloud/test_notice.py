@@ -30,6 +30,12 @@ NOTICES = {
 }
 
 
+ASKED = {
+    "aws": ("X-aws-ec2-metadata-token", "a token", "/latest/meta-data/spot/instance-action"),
+    "gcp": ("Metadata-Flavor", "Google", "/computeMetadata/v1/instance/preempted"),
+    "azure": ("Metadata", "true", "/metadata/scheduledevents?api-version=2020-07-01"),
+}
+"""The header, its value, and the page of each notice."""
 OTHER = json.dumps({"Events": [{"EventType": "Preempt", "Resources": ["another machine"]}]})
 
 
@@ -38,7 +44,7 @@ class Metadata(ThreadingHTTPServer):
 
     def __init__(self, name: str) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
-        self.cloud, self.answer = CLOUDS[name], QUIET[name]
+        self.cloud, self.answer = name, QUIET[name]
         self.asked = 0
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -51,22 +57,20 @@ class Answers(BaseHTTPRequestHandler):
     server: Metadata
 
     def do_PUT(self) -> None:
-        is_token = self.path == "/latest/api/token" and not self.server.cloud.headers
+        is_token = self.path == "/latest/api/token" and self.server.cloud == "aws"
         lifetime = self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
         self.reply("a token" if is_token and lifetime else None)
 
     def do_GET(self) -> None:
-        cloud = self.server.cloud
-        allowed = all(self.headers[name] == value for name, value in cloud.headers.items())
-        if not cloud.headers:
-            allowed = self.headers["X-aws-ec2-metadata-token"] == "a token"
-        if not allowed or self.path not in (cloud.notice_path, cloud.name_path):
+        header, value, page = ASKED[self.server.cloud]
+        if self.headers[header] != value:
             self.reply(None)
-        elif self.path == cloud.notice_path:
+        elif self.path == page:
             self.server.asked += 1
             self.reply(self.server.answer)
         else:
-            self.reply("i-0123")
+            is_name = self.path.startswith("/metadata/instance/compute/name?")
+            self.reply("i-0123" if is_name else None)
 
     def reply(self, text: str | None) -> None:
         self.send_response(404 if text is None else 200)
@@ -87,9 +91,8 @@ def metadata(request):
 def test_each_cloud_s_notice_is_understood_and_no_other(metadata):
     cloud = metadata.cloud
     assert not has_notice(cloud, metadata.address)
-    metadata.answer = next(NOTICES[name] for name, one in CLOUDS.items() if one is cloud)
-    found = [one for one in CLOUDS.values() if has_notice(one, metadata.address)]
-    assert found == [cloud]
+    metadata.answer = NOTICES[cloud]
+    assert [name for name in CLOUDS if has_notice(name, metadata.address)] == [cloud]
     for wrong in ("", "{", "[]", "null", '{"Events": [1]}', OTHER, '{"action": "none"}'):
         metadata.answer = wrong
         assert not has_notice(cloud, metadata.address)
@@ -97,10 +100,10 @@ def test_each_cloud_s_notice_is_understood_and_no_other(metadata):
 
 def test_an_address_that_is_gone_or_hangs_is_no_notice(monkeypatch):
     monkeypatch.setattr(notice, "ANSWER_SECONDS", 0.2)
-    assert not any(has_notice(cloud, "http://127.0.0.1:9") for cloud in CLOUDS.values())
+    assert not any(has_notice(cloud, "http://127.0.0.1:9") for cloud in CLOUDS)
     with Metadata("gcp") as server:
         server.shutdown()  # it listens, and never answers
-        assert not has_notice(CLOUDS["gcp"], server.address)
+        assert not has_notice("gcp", server.address)
 
 
 TRAINS = "import time; print(1, flush=True); time.sleep(60)"
