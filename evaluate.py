@@ -22,7 +22,7 @@ from tqdm import tqdm
 from common.command import exit_code_of
 from common.printable import printable
 from config.schema import DataConfig, is_streamed
-from config.stored import with_folders
+from config.stored import CONFIG_FILE, with_folders
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.corpus import Corpus
 from data.errors import DataError, UnknownCharacter
@@ -130,7 +130,7 @@ def run_text(named: NamedModel) -> RunText | None:
         return None
     state = named.state
     if not named.from_store:
-        path = named.folder.absolute().parent.parent / "config.yaml"
+        path = named.folder.absolute().parent.parent / CONFIG_FILE
         state = replace(state, config=with_folders(state.config, path))
     return RunText(stored_config(state, named.folder), state, named.folder)
 

@@ -65,7 +65,6 @@ class Bench:
         from model.gpt import GPT, GPTConfig
         from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
-        from training.reporting.console import Console
         from training.run.writer import writers_of
         from training.step import make_optimizer
 
@@ -83,8 +82,7 @@ class Bench:
             torch.nn.init.normal_(parameter.to_local(), std=0.02)
             moments = {key: torch.rand_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {**moments, "step": torch.tensor(1.0)}
-        console = Console(self.is_main, 1, 0)
-        self.writers = writers_of(self.accelerator, self.model, place, 600.0, console)
+        self.writers = writers_of(self.accelerator, self.model, place, 600.0)
         assert self.writers.group is not None
         self.room = available_memory() // 4
         self.group = dist.new_group(backend="gloo")

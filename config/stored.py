@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from common.printable import redact_urls
 from config.schema import Config
 from data.public_names import public_config
 
-NO_CONFIG = (OSError, ValueError, KeyError, TypeError, OmegaConfBaseException)
-"""Raised for a file that is missing, or that no run has written."""
+CONFIG_FILE = "config.yaml"
+SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
+"""Sections of the configuration since its first version."""
+LARGEST_BYTES = 1 << 20
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration that a run has written to a file; None if it is missing or any other."""
+    with suppress(Exception):  # unrelated types: it may be any file
+        if path.stat().st_size <= LARGEST_BYTES:
+            found = OmegaConf.to_container(OmegaConf.load(path))
+            if isinstance(found, dict) and found.keys() >= SECTIONS:
+                return {str(key): value for key, value in found.items()}
+    return None
 
 
 def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -22,13 +34,14 @@ def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
 
     Without them if that file names other sources, or cannot be read.
     """
-    try:
-        own: Any = OmegaConf.to_container(OmegaConf.load(path))
-        public = public_config(own)["data"]
-        named = [key for key in ("source", "mix") if stored["data"][key] == public[key]]
-        return {**stored, "data": {**stored["data"], **{key: own["data"][key] for key in named}}}
-    except NO_CONFIG:
-        return stored
+    with suppress(KeyError, TypeError):
+        if (own := read_config(path)) is not None:
+            data, public = dict(stored["data"]), public_config(own)["data"]
+            for key in ("source", "mix"):
+                if data[key] == public[key]:
+                    data[key] = own["data"][key]
+            return {**stored, "data": data}
+    return stored
 
 
 def as_yaml(config: Config) -> str:

@@ -18,12 +18,7 @@ from config.schema import ConfigError, OptimConfig
 from model.cpu import control_groups
 from model.family import LanguageModel
 from optim.optimizers import OPTIMIZERS
-from training.distributed.launcher import (
-    fsdp_requested,
-    on_cpu,
-    processes_here,
-    started_processes,
-)
+from training.distributed.launcher import fsdp_requested, on_cpu, processes_here, started_processes
 from training.distributed.processes import run_on_all
 from training.exits import OutOfMemory
 

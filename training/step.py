@@ -109,13 +109,10 @@ def make_optimizer(
 
     `precision` is the name that accelerate gives it. Muon orthogonalizes in bf16 if that is bf16,
     otherwise in float32, because rounding would change the losses with the number of processes.
-    Raises ConfigError for a group with a rate of its own. So does the first update with a parameter
-    that has no gradient, or is another one than at first; a snapshot refuses later changes.
+    Raises ConfigError for a group with a rate of its own.
     """
-    layout = model.layout()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    kind, parts = OPTIMIZERS[optim.name], layout.parts()
-    optimizer = kind.build(parts, optim, Work(device, dtype))
+    optimizer = OPTIMIZERS[optim.name].build(model.layout().parts(), optim, Work(device, dtype))
     for group in optimizer.param_groups:
         if group["lr"] != optim.learning_rate:
             raise ConfigError(
@@ -123,48 +120,7 @@ def make_optimizer(
                 "the rates of all groups, up to optim.learning_rate. Give the group a factor "
                 "instead, as its entry lr_scale."
             )
-    name_of = {parameter: name for name, parameter in layout.trained().items()}
-    names = [[name_of[entry] for entry in group["params"]] for group in optimizer.param_groups]
-    is_checked = False
-
-    def check_first_update(*_: object) -> None:
-        nonlocal is_checked
-        if not is_checked:
-            _refuse_other_parameters(optimizer, names)
-        is_checked = True
-
-    optimizer.register_step_pre_hook(check_first_update)
     return optimizer
-
-
-def _refuse_other_parameters(optimizer: Optimizer, names: list[list[str]]) -> None:
-    """Raise ConfigError unless an update is of all parameters that the optimizer was made for.
-
-    Of the others it would keep nothing, or count fewer updates, so no snapshot would be whole. FSDP
-    replaces the parameters: they are recognised by their places in the groups.
-    """
-    groups = [group["params"] for group in optimizer.param_groups]
-    if [*map(len, groups)] != [*map(len, names)]:
-        raise ConfigError(
-            "train.py changes which parameters the optimizer has (add_param_group), and snapshots "
-            "hold those of the model alone. Make a new parameter one of the model, before "
-            "make_optimizer."
-        )
-    for group, of_group in zip(groups, names, strict=True):
-        for parameter, name in zip(group, of_group, strict=True):
-            if not parameter.requires_grad:
-                raise ConfigError(
-                    f"{name} was trained when the optimizer was made, and has requires_grad=False "
-                    "now. A run trains the same parameters from its first step to its last: "
-                    f"freeze it from the start, {KEY}=['{name}']; or continue in another run, "
-                    "with model.pretrained=<a snapshot>."
-                )
-            if parameter.grad is None:
-                raise ConfigError(
-                    f"{name} has no gradient: the loss of this step does not depend on it. Use it "
-                    "in every forward pass, where a layer is left out as x + 0 * layer(x); or "
-                    f"freeze it: {KEY}=['{name}']."
-                )
 
 
 def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:

@@ -202,7 +202,14 @@ def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
                 f"{name} has requires_grad=True, but was frozen when the optimizer was made, which "
                 f"does not update it: {SAME_PARAMETERS}"
             )
-    for name, parameter in {**layout.parameters(), **layout.adapters()}.items():
+    of_model = {**layout.parameters(), **layout.adapters()}
+    if updated - {*of_model.values()}:
+        raise Unresumable(
+            "train.py gives the optimizer a parameter that the model lacks (add_param_group), and "
+            "snapshots hold those of the model alone. Make it one of the model, before "
+            "make_optimizer"
+        )
+    for name, parameter in of_model.items():
         if parameter in updated and name not in trained:
             raise Unresumable(
                 f"{name} was trained at first and has requires_grad=False now: {SAME_PARAMETERS}"

@@ -15,27 +15,10 @@ from store.errors import StoreError, StoreRefused, StoreUnreachable
 from training.distributed.processes import FailedElsewhere, is_lasting
 from training.exits import OutOfMemory, TrainingStopped
 from training.run.command import _code_for
-from training.run.stopping import CAUSES, LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE
+from training.run.stopping import WORKER_GONE
 
 PAGE = (runs.ROOT / "docs" / "resume-and-faults.md").read_text(encoding="utf-8")
 LOST = RuntimeError("[gloo] Connection closed by peer")
-
-
-@pytest.mark.parametrize(
-    ("cause", "code"),
-    [
-        (signal.SIGUSR1, 75),
-        (TIME_IS_OVER, 75),
-        (LAUNCHER_GONE, 75),
-        (WORKER_GONE, 1),
-        (signal.SIGINT, 130),
-        (signal.SIGTERM, 143),
-        (signal.SIGHUP, 143),
-    ],
-)
-def test_what_asks_a_run_to_end_has_a_code(cause, code):
-    assert CAUSES[cause].exit_code == code
-    assert {cause.exit_code for cause in CAUSES.values()} == {1, 75, 130, 143}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from store.kinds import open_store
 from store.latest import remote_folder
 from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
-from training.run.same_run import refuse_other_run
+from training.run.start import refuse_other_run
 
 RUN_DIR = Path("out/mine")
 ANOTHER_RUN = "f" * 32

@@ -23,7 +23,7 @@ from training.evaluation import sample_text
 from training.exits import TrainingStopped
 from training.reporting.header import rate_jump
 from training.reporting.metrics import MetricsFile, read_metrics
-from training.run.evaluations import evaluation_is_pending
+from training.run.records import evaluation_is_pending
 
 
 def test_a_killed_evaluation_is_repeated_at_the_resume(finished_run, small, tmp_path):

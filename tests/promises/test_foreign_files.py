@@ -87,7 +87,7 @@ def test_a_run_starts_in_no_foreign_folder(small, tmp_path):
 def test_a_start_that_is_killed_after_its_first_line_may_start_again(tmp_path):
     config = load_config([f"run.dir={tmp_path / 'run'}"])
     locked(tmp_path / "run")
-    begin_records(Console(False, 10, 0), config, Start(None, None, ""), state_at(0), None)
+    begin_records(Console(False, 10, 0), config, Start(None, None, ""), state_at(0))
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_size
     locked(tmp_path / "run")
 

@@ -43,19 +43,21 @@ def main(config, session) -> int:
     def begin_and_linger(root, state, *rest, **more):
         snapshot = begin(root, state, *rest, **more)
         write, step = snapshot.write, state.step
+        pending.clear()
+        if step == config.train.max_steps:  # no step follows
+            return snapshot
 
         def write_in_step(*arguments) -> Path:
-            if threading.current_thread() is not threading.main_thread():
-                assert in_step.wait(LONGEST_SECONDS), "the step waits for the snapshot"
-                assert ending != "dies" or told_to_end.wait(LONGEST_SECONDS), "nobody told"
-                beside.append(step)
+            assert in_step.wait(LONGEST_SECONDS), "the step waits for the snapshot"
+            assert ending != "dies" or told_to_end.wait(LONGEST_SECONDS), "nobody told"
+            beside.append(step)
             try:
                 return write(*arguments)
             finally:
                 whole.set()
 
         snapshot.write = write_in_step
-        pending[:] = [snapshot]
+        pending.append(snapshot)
         lags_left.set()
         while lagged.acquire(blocking=False):
             pass
@@ -65,7 +67,7 @@ def main(config, session) -> int:
         return snapshot
 
     def write_late(part, files) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if pending and threading.current_thread() is not threading.main_thread():
             snapshot = pending[0]
             assert snapshot._update_is_next.wait(LONGEST_SECONDS), "no update comes"
             if snapshot._released.is_set() and lags_left.is_set():  # the first copy

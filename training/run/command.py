@@ -18,11 +18,7 @@ from config.help import help_text
 from config.schema import Config, ConfigError
 from config.stored import as_yaml
 from data.errors import TextLost
-from training.distributed.launcher import (
-    is_local_main_process,
-    launcher,
-    restarts_left,
-)
+from training.distributed.launcher import is_local_main_process, launcher, restarts_left
 from training.distributed.processes import (
     USER_MISTAKES,
     FailedElsewhere,
@@ -30,12 +26,7 @@ from training.distributed.processes import (
     is_lasting,
     is_lost_peer,
 )
-from training.exits import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    RESUME,
-    TrainingStopped,
-)
+from training.exits import EXIT_DONE, EXIT_INTERRUPTED, RESUME, TrainingStopped
 from training.memory import in_words
 from training.reporting.console import make_output_lossy
 from training.run.run_dir import RunLock

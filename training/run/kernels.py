@@ -8,7 +8,6 @@ their own.
 
 from __future__ import annotations
 
-import torch
 from accelerate import Accelerator
 
 from config.schema import Config, ConfigError
@@ -31,23 +30,13 @@ from training.distributed.processes import decided_by_main, run_on_all
 AUTO = "auto"
 
 
-def fit_threads() -> str | None:
-    """Use at most one thread for each core; the sentence for a run that thereby has fewer.
+def fit_threads() -> None:
+    """Use at most one thread for each core, where a CPU computes the steps.
 
-    That is for a run whose steps a CPU computes. It is called before the first computation.
+    This comes before the first computation. Threads that share a core wait for each other.
     """
-    if not on_cpu():
-        return None
-    launched = torch.get_num_threads()
-    limit_threads(processes_here())
-    left = torch.get_num_threads()
-    if left == launched:
-        return None
-    return (
-        f"{left} of {launched} threads: CPU affinity or a control group leaves each process no "
-        "more cores, and threads that share a core wait for each other. The last bits of sums "
-        "depend on the number of threads."
-    )
+    if on_cpu():
+        limit_threads(processes_here())
 
 
 def refuse_requested_kernel(accelerator: Accelerator, config: Config) -> None:

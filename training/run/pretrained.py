@@ -20,14 +20,7 @@ from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import active_dropout
 from model.families import build_empty
 from model.family import LanguageModel
-from model.frozen import (
-    AUTO,
-    FLOAT32,
-    NF4,
-    FrozenError,
-    keep_frozen,
-    refuse_without_kernels,
-)
+from model.frozen import AUTO, FLOAT32, NF4, FrozenError, keep_frozen, refuse_without_kernels
 from model.gpt import GPT2
 from model.lora import Lora, LoraError, add_adapters
 from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
@@ -133,7 +126,8 @@ class PretrainedModel:
         """The dtype of the base's matrices in its files, one of `model.frozen.DTYPES`."""
         self._accelerator, self._config = accelerator, config
         self.has_weights = config.model.pretrained is not None
-        self._weights: Path | None = None
+        self.weights: Path | None = None
+        """Where the base's weights are, if they are needed."""
         self._lora: Lora | None = None
         self._base_config: dict[str, Any] | None = None
         self._base_digest: str | None = None
@@ -165,7 +159,7 @@ class PretrainedModel:
         refuse_larger_than(sizes.vocab_size, tokenizer, str(self._config.data.tokenizer))
         if start.folder is None and self.has_weights:
             here = accelerator.is_local_main_process
-            self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
+            self.weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
             # An output layer of its own in the files, although config.json ties it.
             if decided_by_main(accelerator, lambda: check_weights(base, sizes)):
                 sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
@@ -179,7 +173,7 @@ class PretrainedModel:
                 self.adapters = self._name_base(self._lora, model)
             else:
                 self.adapters = self._find_base(self._lora, start.folder, start.state)
-        if (weights := self._weights) is not None:
+        if (weights := self.weights) is not None:
             self.stored_as = decided_by_main(accelerator, lambda: _dtype_in(weights))
         return model
 
@@ -207,9 +201,9 @@ class PretrainedModel:
             found = open_base_of(held, state.base_digest, place, timeout, named)
             return found.fetch_weights(here)
 
-        self._weights = local_main_first(self._accelerator, find)
+        self.weights = local_main_first(self._accelerator, find)
         is_folder = held.revision is None and "://" not in held.base
-        name = str(self._weights.absolute()) if is_folder else held.base
+        name = str(self.weights.absolute()) if is_folder else held.base
         return replace(held, lora=lora, base=self._public(name))
 
     def _public(self, name: str) -> str:
@@ -219,15 +213,6 @@ class PretrainedModel:
     def note_base(self, state: RunState) -> None:
         """Have the run's state say what the base of its adapters is."""
         state.base_config, state.base_digest = self._base_config, self._base_digest
-
-    def load(self, model: LanguageModel) -> bool:
-        """Read the base's weights into a prepared model, if they are needed, and say so.
-
-        Every process must call this. Raises SnapshotError.
-        """
-        if (weights := self._weights) is not None:
-            run_on_all(self._accelerator, lambda: restore_weights(weights, model))
-        return self._weights is not None
 
 
 def refuse_nf4(accelerator: Accelerator) -> None:
@@ -285,7 +270,9 @@ def fill_weights(
     Model and optimizer are prepared; each process fills its shard alone. Adapters on a base are
     new. Every process must call this. Raises SnapshotError.
     """
-    has_base = pretrained is not None and pretrained.load(model)
+    base = None if pretrained is None else pretrained.weights
+    if base is not None:
+        run_on_all(accelerator, lambda: restore_weights(base, model))
     if (folder := start.folder) is not None:
         run_on_all(accelerator, lambda: restore(folder, model, optimizer))
         assert start.state is not None
@@ -295,7 +282,7 @@ def fill_weights(
 
         def draw() -> None:
             with model_errors("The model "):
-                model.draw_new_weights(seed, adapters_only=has_base)
+                model.draw_new_weights(seed, adapters_only=base is not None)
 
         run_on_all(accelerator, draw)
 

@@ -1,4 +1,4 @@
-"""A run's records: metrics.jsonl on this disk, what other machines recorded, what is uploaded."""
+"""A run's records: its metrics, those of other machines, what is uploaded, which step is best."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 from common.retries import with_retries
 from config.schema import Config, ConfigError
-from config.stored import as_plain, as_yaml
+from config.stored import CONFIG_FILE, as_plain, as_yaml
 from snapshot.config_values import changed_values
-from snapshot.disk.folder import snapshots_in, write_whole
+from snapshot.disk.folder import snapshot_folders, snapshots_in, step_of, write_whole
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
+from store.attempt import Best
 from store.errors import StoreError
 from store.records import METRICS, fetch_metrics
 from training.reporting.console import Console
@@ -24,21 +25,20 @@ from training.reporting.metrics import (
     Events,
     MetricsFile,
     add_fetched,
+    held_out_at,
     metrics_up_to,
     read_metrics,
 )
-from training.run.run_dir import CONFIG_FILE, not_writable
+from training.run.run_dir import not_writable
 
 PROOF = "proof.json"
 
 
-def begin_records(
-    console: Console, config: Config, start: Start, state: RunState, code_before: int | None
-) -> MetricsFile:
+def begin_records(console: Console, config: Config, start: Start, state: RunState) -> MetricsFile:
     """Write config.yaml, and continue metrics.jsonl, also with what other machines recorded.
 
-    Only the main process calls this. `code_before` is the exit code of the attempt before. Raises
-    ConfigError where the disk refuses it, or where it is no metrics file.
+    Only the main process calls this. Raises ConfigError where the disk refuses it, or where it is
+    no metrics file.
     """
     run_dir = Path(config.run.dir)
     # A run that begins from another run's snapshot has no lines of its own yet.
@@ -52,7 +52,7 @@ def begin_records(
     console.events = Events(metrics, state.attempt_id)
     if problem:
         console.warn(problem)
-    console.note("start", state.step, _origin(config, start, code_before))
+    console.note("start", state.step, _origin(config, start))
     console.note("machine", state.step, state.computed_on or "")
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
@@ -60,16 +60,13 @@ def begin_records(
     return metrics
 
 
-def _origin(config: Config, start: Start, code_before: int | None) -> str:
-    """Where the attempt starts, and how the one before it ended on this disk."""
+def _origin(config: Config, start: Start) -> str:
+    """Where the attempt starts."""
     if start.folder is None:
         return "from scratch"
     if not start.is_in(Path(config.run.dir)):
         return "from the snapshot of another run"
-    if start.fetched:
-        return "resumed from the Hub"
-    ended = "was killed" if code_before is None else f"ended with exit code {code_before}"
-    return f"resumed from the disk; the attempt before {ended}"
+    return f"resumed from the {'Hub' if start.fetched else 'disk'}"
 
 
 def fetch_missing(config: Config, start: Start, state: RunState) -> str:
@@ -121,3 +118,59 @@ def records_for_upload(config: Config) -> Callable[[int], dict[str, bytes]]:
         return {name: content for name, content in files.items() if content}
 
     return records
+
+
+class BestSnapshot:
+    """Which snapshot has the lowest held-out loss, among those on this disk and in the store.
+
+    A step is evaluated while its snapshot is written, so the two meet when the best is asked for.
+    """
+
+    def __init__(self, config: Config, is_main: bool, state: RunState, start: Start) -> None:
+        """Begin an attempt at `state`. Only the main process knows the best."""
+        run_dir = Path(config.run.dir)
+        self._root, self._is_known = snapshots_in(run_dir), config.snapshot.keep_best and is_main
+        self._losses: dict[int, float] = {}  # by step
+        self._in_store: Best | None = None
+        if self._is_known:
+            for folder in snapshot_folders(self._root):
+                if (loss := held_out_at(run_dir / METRICS, step_of(folder))) is not None:
+                    self._losses[step_of(folder)] = loss
+            latest = start.known_latest
+            if latest is None or latest.run_id != state.run_id or latest.best_loss is None:
+                return
+            self._in_store = Best(latest.best_step, latest.best_loss, None)
+
+    @property
+    def newest(self) -> Best | None:
+        """The best snapshot so far, if there is one. Any thread may ask."""
+        if not self._is_known:
+            return None
+        losses = dict(self._losses)  # the main thread may add one meanwhile
+        here = [
+            Best(step_of(folder), losses[step_of(folder)], folder)
+            for folder in snapshot_folders(self._root)
+            if step_of(folder) in losses
+        ]
+        in_store = [] if self._in_store is None else [self._in_store]
+        return min(here + in_store, key=lambda best: best.loss, default=None)
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Note the held-out loss of a step, whose snapshot may still be written."""
+        self._losses[step] = loss
+
+
+def evaluation_is_pending(config: Config, start: Start, state: RunState) -> bool:
+    """Whether the step that this attempt resumes from has not been evaluated; main process only.
+
+    Where it has been, its loss updates `state.best_loss`, because the snapshot is older than its
+    evaluation.
+    """
+    run_dir, step = Path(config.run.dir), state.step
+    if not start.is_in(run_dir):
+        return False  # a new run, perhaps from another run's snapshot
+    loss = held_out_at(run_dir / METRICS, step)
+    if loss is not None:
+        state.update_best_loss(loss)
+        return False
+    return step % config.train.eval_every == 0 or step >= config.train.max_steps

@@ -12,21 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
-from typing import Any
 
 from accelerate import Accelerator
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 
 from common.command import say_error
 from common.shared_files import acquire, file_lock
 from config.schema import Config, ConfigError
-from snapshot.disk.folder import (
-    TEMPORARY_PREFIX,
-    manifest_entries,
-    snapshot_folders,
-    snapshots_in,
-)
+from config.stored import CONFIG_FILE, read_config
+from snapshot.disk.folder import TEMPORARY_PREFIX, manifest_entries, snapshot_folders, snapshots_in
 from snapshot.errors import SnapshotError
 from snapshot.start import has_steps
 from store.records import METRICS
@@ -36,15 +30,11 @@ from training.exits import exit_code_in
 from training.reporting.curves import CURVES
 from training.reporting.trackers import FOLDER as TRACKERS
 
-CONFIG_FILE = "config.yaml"
 EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
 ATTEMPTS = "attempts.txt"
 """The ids of the attempts that uploaded from the directory, to compare with latest.json."""
 WRITTEN = (CONFIG_FILE, METRICS, ATTEMPTS, CURVES, TRACKERS, LOCK)
-SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
-"""Sections of the configuration since its first version."""
-LARGEST_CONFIG_BYTES = 1 << 20
 NOTICE_SECONDS = 3.0
 WAIT_SECONDS = 30.0
 """How long to wait for a process that is just ending, with a snapshot to write first."""
@@ -74,7 +64,7 @@ def refuse_foreign(run_dir: Path) -> None:
 
 def holds_run(run_dir: Path) -> bool:
     """Whether a run has written its configuration or a snapshot to a folder."""
-    return config_in(run_dir) is not None or has_snapshot(run_dir)
+    return read_config(run_dir / CONFIG_FILE) is not None or has_snapshot(run_dir)
 
 
 def has_snapshot(run_dir: Path) -> bool:
@@ -85,17 +75,6 @@ def has_snapshot(run_dir: Path) -> bool:
                 manifest_entries(folder)
                 return True
     return False
-
-
-def config_in(run_dir: Path) -> dict[str, Any] | None:
-    """The configuration that a run has written to its directory; None if there is none."""
-    path = run_dir / CONFIG_FILE
-    with suppress(Exception):  # unrelated types: it may be any file
-        if path.stat().st_size <= LARGEST_CONFIG_BYTES:
-            found = OmegaConf.to_container(OmegaConf.load(path))
-            if isinstance(found, dict) and found.keys() >= SECTIONS:
-                return {str(key): value for key, value in found.items()}
-    return None
 
 
 def record_attempt(run_dir: Path, attempt_id: str) -> frozenset[str]:
@@ -136,12 +115,10 @@ class RunLock:
     """
 
     def __init__(self) -> None:
-        self.code_before: int | None = None
-        """Exit code of the attempt before this one; None where it left none, as after kill -9."""
         self.own_disks = False
         """Whether other machines of the run have disks of their own."""
         self._run_dir: Path | None = None
-        """Where to leave an exit code before the lock is held; None: another process leaves it."""
+        """Where to leave an exit code; None: another process leaves it."""
         self._lock: FileLock | None = None
         self._code: int | None = None
         self._is_written = False
@@ -177,7 +154,7 @@ class RunLock:
                     f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps "
                     "a second attempt out of it while this one trains."
                 )
-            self._hold(lock)
+            self._hold(lock, folder)
         except Timeout as error:
             raise ConfigError(
                 f"run.dir={run_dir} is in use: another process trains in it. Wait for it or stop "
@@ -195,7 +172,7 @@ class RunLock:
         with suppress(OSError, Timeout):
             _make(run_dir)
             if acquire(lock, 0):
-                self._hold(lock)
+                self._hold(lock, run_dir)
 
     def release(self) -> None:
         """Let another attempt have the directory."""
@@ -218,19 +195,19 @@ class RunLock:
         return self._code
 
     def _write(self, code: int) -> None:
-        if self._lock is not None:
-            _leave_code(self._lock, code)
-        elif self._run_dir is not None and self._run_dir.is_dir():
-            lock = file_lock(self._run_dir / LOCK)
+        """Leave an exit code, unless a file of that name has another use."""
+        if self._run_dir is None or not self._run_dir.is_dir():
+            return
+        lock = file_lock(self._run_dir / LOCK)
+        if self._lock is None:  # raises Timeout where another process trains
             acquire(lock, 0)
-            _leave_code(lock, code)
-            lock.release()
+        if may_hold_code(path := self._run_dir / EXIT_CODE):
+            path.write_text(f"{code}\n")
+        lock.release()
 
-    def _hold(self, lock: FileLock) -> None:
-        self._lock = lock
-        path = _code_file(lock)
-        self.code_before = exit_code_in(path)
-        if may_hold_code(path):
+    def _hold(self, lock: FileLock, run_dir: Path) -> None:
+        self._lock, self._run_dir = lock, run_dir
+        if may_hold_code(path := run_dir / EXIT_CODE):
             path.unlink(missing_ok=True)
 
 
@@ -269,16 +246,6 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
     if accelerator.is_main_process:
         with suppress(OSError):  # a start removes what others have left
             mark.unlink()
-
-
-def _code_file(lock: FileLock) -> Path:
-    return Path(lock.lock_file).with_name(EXIT_CODE)
-
-
-def _leave_code(lock: FileLock, code: int) -> None:
-    """Leave an exit code, unless a file of that name has another use."""
-    if may_hold_code(path := _code_file(lock)):
-        path.write_text(f"{code}\n")
 
 
 def _make(run_dir: Path) -> None:

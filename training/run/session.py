@@ -20,7 +20,6 @@ from config.stored import as_plain
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
-from snapshot.disk.folder import remove_leftovers, snapshots_in
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
@@ -33,11 +32,7 @@ from training.distributed.accelerator import (
     micro_batch_shape,
     unwrapped,
 )
-from training.distributed.launcher import (
-    is_local_main_process,
-    launcher,
-    seconds_since_launch,
-)
+from training.distributed.launcher import is_local_main_process, launcher, seconds_since_launch
 from training.distributed.processes import ProcessGroupTimeouts, decided_by_main, run_on_all
 from training.evaluation import Sample, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
@@ -48,7 +43,6 @@ from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
 from training.reporting.speed import END, EVALUATION, PASSES, UPDATE, UPLOAD, speed_of
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
-from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.kernels import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.pretrained import (
     PretrainedModel,
@@ -58,17 +52,12 @@ from training.run.pretrained import (
     generation,
     refuse_undescribed,
 )
-from training.run.records import begin_records
+from training.run.records import BestSnapshot, begin_records, evaluation_is_pending
 from training.run.run_dir import RunLock, lock_run_dir
-from training.run.same_run import refuse_other_run
-from training.run.start import (
-    agree_on_start,
-    remove_downloads,
-    state_at,
-)
+from training.run.start import agree_on_start, refuse_other_run, remove_downloads, state_at
 from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Due, Phase, Signals
 from training.run.text import begin_stream, blocks_of, data_facts
-from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
+from training.run.uploading import begin_uploads, finish_uploads
 from training.run.writer import SnapshotWriter
 from training.step import build_gradient_buckets, compute_reproducibly
 
@@ -86,12 +75,7 @@ class Session:
     def __init__(self, config: Config, lock: RunLock) -> None:
         self.config = config
         run = config.run
-        self.signals = Signals(
-            run.grace_seconds,
-            self._end_by_signal,
-            launcher(),
-            self._say_now,
-        )
+        self.signals = Signals(run.grace_seconds, self._end_by_signal, launcher(), self._say_now)
         self._lock = lock
         self._metrics: MetricsFile | None = None
         self._uploads: Uploader | None = None
@@ -112,7 +96,7 @@ class Session:
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         refuse_requested_kernel(accelerator, self.config)
-        self._fewer_threads = fit_threads()
+        fit_threads()
         compute_reproducibly(is_compiled(accelerator))
 
     def choose_start(self) -> None:
@@ -121,8 +105,6 @@ class Session:
         Raises SnapshotError for the snapshot of another run, as far as the configuration tells.
         """
         accelerator, config = self.accelerator, self.config
-        if self._lock.is_held:
-            remove_leftovers(snapshots_in(Path(config.run.dir)))  # of transfers that were cut off
         self.start: Start = agree_on_start(accelerator, config, self._lock)
         self.pretrained = find_pretrained(accelerator, config, self.start)
 
@@ -169,16 +151,14 @@ class Session:
         key = None if self.pretrained is None else self.pretrained.base.key
         check_fits(accelerator, model, config.optim, key)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
-        self.console, code = console, self._lock.code_before
+        self.console = console
         console.speed = speed_of(model, config, accelerator)
         choose_attention(accelerator, config, model, state)
 
         def begin_on_main() -> bool:
             """Begin the records and the uploads; whether the newest step is yet to evaluate."""
-            self._metrics = begin_records(console, config, start, state, code)
+            self._metrics = begin_records(console, config, start, state)
             header.print_header(console, accelerator, config, self.corpus, model, start, state)
-            if self._fewer_threads is not None:
-                console.warn(self._fewer_threads)
             self._uploads = begin_uploads(console, config, start, state)
             return evaluation_is_pending(config, start, state)
 
@@ -243,6 +223,7 @@ class Session:
 
         Ends early when all processes have agreed to stop.
         """
+        assert self._writer is not None
         first = self.next_step
         self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
         self.report.clock.enter(PASSES)  # the first speed is that of steps, too
@@ -256,6 +237,8 @@ class Session:
                 self.accelerator.wait_for_everyone()
             if self._due.end:
                 return
+            if step == first:
+                self._writer.check_update(self.state)
             if any_due:
                 self.report.clock.enter(PASSES)  # the speed is that of the steps
             if any_due or self._waited_for_snapshot or step == first:
@@ -328,8 +311,9 @@ class Session:
         self._writer.prune(self.state.step)  # what an upload needed until now
         close_trackers(self.accelerator, self.signals.seconds_left() - LAST_WORDS_SECONDS)
         header.print_times(self.console, self.report.clock)
-        # When the first process leaves, the launcher ends the others.
-        self._timeouts.wait_for_everyone(longest_finish_seconds(self.config))
+        # When the first process leaves, the launcher ends the others. It may still upload.
+        hub = self.config.hub
+        self._timeouts.wait_for_everyone(hub.flush_seconds if hub.store_url is not None else 0)
         self._writer.close()
         self.accelerator.end_training()
         return EXIT_DONE if self._is_last else self._agreement.exit_code

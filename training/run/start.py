@@ -1,4 +1,4 @@
-"""Where an attempt begins: its directory, and the snapshot that all processes resume from."""
+"""Where an attempt begins: the snapshot that all processes resume from, which must be its run's."""
 
 from __future__ import annotations
 
@@ -15,28 +15,41 @@ from config.schema import Config
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.public_names import public_name
+from model.frozen import AUTO, FLOAT32
 from snapshot.base import Base
+from snapshot.config_values import as_argument, value_of
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.folder import (
-    manifest_sha256,
-    prune,
-    remove_leftovers,
-    snapshots_in,
-    step_of,
-)
+from snapshot.disk.folder import manifest_sha256, prune, remove_leftovers, snapshots_in, step_of
+from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState, read_state
-from snapshot.errors import SnapshotError
+from snapshot.errors import OtherRun, SnapshotError
 from snapshot.source import find
 from snapshot.start import Start, choose_start
 from training.distributed.launcher import is_one_machine
-from training.distributed.processes import (
-    decided_by_main,
-    local_main_first,
-)
+from training.distributed.processes import decided_by_main, local_main_first
 from training.run.run_dir import RunLock, not_writable
-from training.run.same_run import refuse_other_run
 from training.run.text import data_facts
 from training.run.uploading import store_of
+
+MUST_MATCH = (
+    "model.pretrained",
+    "model.architecture",
+    "data.block_size",
+    "data.documents",
+    "model.n_layer",
+    "model.n_head",
+    "model.n_embd",
+    "model.activation_function",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "model.lora_targets",
+    "optim.freeze",
+    "optim.name",
+    "train.global_batch_size",
+    "train.seed",
+)
+"""Keys that decide the model, the optimizer's state and the global batches: with another value it
+is another run."""
 
 
 def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> Start:
@@ -120,9 +133,9 @@ def _remedy(config: Config) -> str:
     )
 
 
-def _facts_of(start: Start | None, config: Config) -> dict[str, Any] | None:
+def _facts_of(start: Start, config: Config) -> dict[str, Any] | None:
     """The fields of `Chosen` for the main process's start; None where it is from scratch."""
-    if start is None or start.folder is None or start.state is None:
+    if start.folder is None:
         return None
     root, folder = snapshots_in(Path(config.run.dir)), start.folder.absolute()
     if start.folder.is_relative_to(root):
@@ -178,3 +191,62 @@ def state_at(
         computed_on=computed_on,
         base=None if base is None else public_name(base.name),
     )
+
+
+def refuse_other_run(
+    state: RunState, config: dict[str, Any], data: dict[str, Any] | None = None
+) -> None:
+    """Raise OtherRun with all differences, if the snapshot belongs to another run.
+
+    `data` are the `data_facts` of the text. Without them only the configuration is compared, which
+    needs nothing but the state: before the rest of a snapshot is downloaded.
+    """
+    # The state has a digest of the base of adapters, which is checked when that is opened. So it
+    # may lie in another place now.
+    checked = {"model.pretrained"} if trains_adapters(state.config) else set()
+    differences = [
+        f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
+        for key in MUST_MATCH
+        if (before := value_of(state.config, key)) != (now := value_of(config, key))
+        and key not in checked
+    ]
+    differences += _differences_of_frozen(state, config)
+    differences += [] if data is None else _differences_of_text(state, config, data)
+    if differences:
+        raise OtherRun(
+            f"the snapshot of step {state.step} belongs to another run:\n  "
+            + "\n  ".join(differences)
+            + "\nRestore these values, or give the new run another run.name (and hub.repo_id). To "
+            "begin that one from these weights, set model.pretrained=<this run or repo>."
+        )
+
+
+def _differences_of_frozen(state: RunState, config: dict[str, Any]) -> list[str]:
+    """How the frozen weights differ from those that were trained around; auto keeps them."""
+    key = "model.frozen_dtype"
+    before, now = state.frozen_dtype or FLOAT32, value_of(config, key)
+    return [] if now in (AUTO, before) else [f"{key}: {before} in the snapshot, {now} now"]
+
+
+def _differences_of_text(
+    state: RunState, config: dict[str, Any], data: dict[str, Any]
+) -> list[str]:
+    """How the text and its tokens differ from those of a snapshot."""
+    differences = []
+    known = state.data.get("vocabulary")
+    if known != data["vocabulary"]:
+        differences.append(f"vocabulary: {known} tokens in the snapshot, {data['vocabulary']} now")
+    if state.data.get("fingerprint") == data["fingerprint"]:
+        return differences
+    before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
+    if before != now:  # the fingerprint is that of tokens, so the text may be the same
+        known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
+        return [*differences, f"data.tokenizer: {known_as}"]
+    of_streams = ", data.window_bytes or data.mix, or data.held_out_split"
+    keys = of_streams if state.stream is not None else ""
+    return [
+        *differences,
+        f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "
+        f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
+        f"or another data.val_fraction{keys}",
+    ]

@@ -17,13 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from training.exits import (
-    EXIT_AGAIN,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-)
+from training.exits import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 if TYPE_CHECKING:  # a process takes signals before torch is imported
     import torch

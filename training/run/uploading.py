@@ -44,7 +44,10 @@ def begin_uploads(
     store = store_of(config)
     if store is None or store.store.is_offline:
         return None
-    policy = _policy(config)
+    hub = config.hub
+    policy = Policy(
+        hub.keep, hub.min_interval_seconds, hub.private, hub.takeover, hub.milestone_every
+    )
     uploads = Uploader(
         UploadTarget(
             store.store,
@@ -66,17 +69,6 @@ def begin_uploads(
             if folder == start.folder or (waits and step_of(folder) < state.step):
                 hand_over(console, uploads, config, folder)
     return uploads
-
-
-def _policy(config: Config) -> Policy:
-    hub = config.hub
-    return Policy(
-        hub.keep,
-        hub.min_interval_seconds,
-        hub.private,
-        hub.takeover,
-        hub.milestone_every,
-    )
 
 
 def hand_over(
@@ -117,11 +109,6 @@ def hand_over(
         console.warn(f"{snapshot} is not uploaded: {error}.")
         return
     uploads.offer(snapshot, Card(text, picture), best)
-
-
-def longest_finish_seconds(config: Config) -> float:
-    """The most that `finish_uploads` takes, during which the other processes wait."""
-    return 0.0 if store_of(config) is None else config.hub.flush_seconds
 
 
 def finish_uploads(

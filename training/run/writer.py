@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
 from snapshot.disk.save import Snapshot, begin_snapshot
 from snapshot.disk.state import RunState, token_unit
-from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
+from snapshot.disk.tensors import entries_of_moments, refuse_other_counts
 from snapshot.disk.writers import Writers, find_writers
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
@@ -32,12 +31,11 @@ from training.distributed.launcher import is_one_machine, machine_number
 from training.distributed.processes import group_of_threads, raise_if_any_failed
 from training.exits import TrainingStopped
 from training.memory import memory_left
-from training.reporting.console import Console
 from training.reporting.curves import draw_run
 from training.reporting.header import computed_on
 from training.reporting.report import Report
 from training.reporting.speed import EVALUATION, SNAPSHOT
-from training.run.evaluations import BestSnapshot
+from training.run.records import BestSnapshot
 from training.run.uploading import hand_over
 
 MEMORY_FACTOR = 2
@@ -46,10 +44,9 @@ NO_ROOM = "Free some space and start the same command again."
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
-GATHERED = (
-    "hint      training stalls while the main process gathers every snapshot. FSDP processes write "
-    "their own shards if all of them can write to {root}: on one machine, or on a shared disk that "
-    "is not NFS."
+NO_GRADIENT = (
+    "The loss of a step depends on every parameter that is trained: use it in each forward pass, "
+    "where a layer is left out as x + 0 * layer(x); or name it in optim.freeze."
 )
 
 
@@ -89,16 +86,13 @@ class SnapshotWriter:
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
-        self._bytes = snapshot_bytes(bare_model.layout(), config.optim.name)
-        self._writers = writers_of(accelerator, bare_model, self._root, seconds, report.console)
+        self._writers = writers_of(accelerator, bare_model, self._root, seconds)
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self._stream: torch.Stream | None = None
         self._step, self._unit = 0, "token"
         self._snapshot: Snapshot | None = None
         self._written: Future[None] | None = None
-        """The newest snapshot, until its outcome has been reported."""
-        self._published: Future[None] | None = None
-        """What follows in the thread: pruning, curves, the offer for upload."""
+        """The newest snapshot, and what follows it, until its outcome has been reported."""
 
     def begin(self, state: RunState, sample: str | None, end: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
@@ -109,10 +103,9 @@ class SnapshotWriter:
         """
         accelerator, begun = self._accelerator, time.perf_counter()
         self._report.clock.enter(SNAPSHOT)
-        if self._published is not None:
-            self._published.result()  # the thread may still draw the curves of the one before
+        if self._written is not None:
+            wait([self._written])  # the thread may still draw the curves of the one before
         self._report_failure()
-        self._warn_if_too_large()
         self._step = self._report.saved_step = state.step
         self._unit = token_unit(state.data)
         if accelerator.scaler is not None:
@@ -127,15 +120,14 @@ class SnapshotWriter:
             self._written = Future()
             self._written.set_exception(error)
         else:
-            # Other devices may have no streams.
-            has_thread = not end and accelerator.device.type in ("cpu", "cuda")
-            has_thread = has_thread and (self._writers.is_main or self._writers.group is not None)
-            submit = self._thread.submit if has_thread else _run
-            stream = self._background_stream() if has_thread else None
-            self._written = submit(self._write, self._snapshot, begun, stream)
             last = state.step >= self._config.train.max_steps
             publish = None if last else partial(self.publish, sample)
-            self._published = submit(self._after_write, self._written, state.step, publish)
+            stream = self._background_stream()
+            self._written = self._thread.submit(
+                self._write, self._snapshot, begun, stream, state.step, publish
+            )
+            if end or accelerator.device.type not in ("cpu", "cuda"):  # others may lack streams
+                wait([self._written])
         self._report.stall_seconds.append(time.perf_counter() - begun)
         self._report.clock.enter(EVALUATION)
         self.pending, self.is_settled = not end, end
@@ -146,6 +138,21 @@ class SnapshotWriter:
             failure = self._failure()
             stopped = TrainingStopped(f"{failure} {remedy}".rstrip()) if failure else None
             raise_if_any_failed(accelerator, stopped)
+
+    def check_update(self, state: RunState) -> None:
+        """Raise ConfigError where the first update of an attempt is none that snapshots resume.
+
+        fp16's loss scaler may have skipped that, so the first snapshot has to find out.
+        """
+        if self._accelerator.scaler is not None:
+            return
+        layout, name = unwrapped(self._accelerator, self._model).layout(), self._config.optim.name
+        try:
+            entries_of_moments(layout, self._optimizer, name)
+            refuse_other_counts(layout, self._optimizer, state.step, state.skipped_steps)
+        except SnapshotError as error:
+            remedy = "" if isinstance(error, Unresumable) else f" {NO_GRADIENT}"
+            raise ConfigError(f"after step {state.step}, {error}.{remedy}") from error
 
     def _begin_snapshot(self, state: RunState) -> Snapshot:
         bare_model = unwrapped(self._accelerator, self._model)
@@ -163,16 +170,6 @@ class SnapshotWriter:
             piece_bytes=self._config.snapshot.piece_bytes,
             writers=self._writers,
         )
-
-    def _warn_if_too_large(self) -> None:
-        """Warn where the disk has less room than the snapshot that is about to begin takes."""
-        with suppress(OSError):  # a folder that cannot be read for now
-            free = shutil.disk_usage(self._root).free
-            if free < self._bytes:
-                self._report.console.warn(
-                    f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot "
-                    f"takes {self._bytes / 1e6:,.1f} MB. Free some space for it."
-                )
 
     def finish(self) -> None:
         """Wait until an update may change what the pending snapshot holds. All call this.
@@ -224,11 +221,9 @@ class SnapshotWriter:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
         if seconds is None and self._writers.group is not None and not is_one_machine():
             seconds = self._config.run.collective_timeout_seconds  # another machine may be gone
-        if self._published is not None:
-            wait([self._published], seconds)
-        written = self._written
-        error = None if written is None or not written.done() else written.exception()
-        if error is not None:
+        if self._written is None or not wait([self._written], seconds).done:
+            return
+        if (error := self._written.exception()) is not None:
             self._report.console.warn(f"a snapshot could not be written: {error!r}.")
 
     def close(self) -> None:
@@ -237,31 +232,32 @@ class SnapshotWriter:
         self._writers.end()
 
     def _background_stream(self) -> torch.Stream | None:
-        """The stream that copies tensors from a GPU while it computes; None on a CPU."""
+        """The stream that copies tensors from a GPU while it computes; None without CUDA."""
         device = self._accelerator.device
-        if device.type == "cpu":
+        if device.type != "cuda":
             return None
         if self._stream is None:
             self._stream = torch.Stream(device)
         self._stream.wait_stream(torch.accelerator.current_stream(device))  # for the last update
         return self._stream
 
-    def _write(self, snapshot: Snapshot, begun: float, stream: torch.Stream | None) -> None:
-        """Write the snapshot, perhaps in the thread."""
+    def _write(
+        self,
+        snapshot: Snapshot,
+        begun: float,
+        stream: torch.Stream | None,
+        step: int,
+        publish: Callable[[], None] | None,
+    ) -> None:
+        """Write the snapshot of a step, prune and publish, in the thread."""
         with stream or nullcontext():
             # Copying from a device is faster than writing: the update seldom waits then.
             copy_first = stream is not None
             self._report.last_snapshot = snapshot.write(room_for_copies, copy_first)
         self._report.durable_seconds.append(time.perf_counter() - begun)
-
-    def _after_write(
-        self, written: Future[None], step: int, publish: Callable[[], None] | None
-    ) -> None:
-        """Prune and publish, where a snapshot of `step` was written; perhaps in the thread."""
-        if written.exception() is None:
-            self.prune(step)
-            if publish is not None:
-                publish()
+        self.prune(step)
+        if publish is not None:
+            publish()
 
     def _save_rest(self, folder: Path) -> None:
         self._tokenizer.save(folder)
@@ -286,20 +282,7 @@ class SnapshotWriter:
         return f"{reason} {self._report.newest_snapshot()}"
 
 
-def _run(work: Callable[..., None], *arguments: Any) -> Future[None]:
-    """Do the work in this thread, as an executor does it in another."""
-    future: Future[None] = Future()
-    try:
-        work(*arguments)
-        future.set_result(None)
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
-def writers_of(
-    accelerator: Accelerator, model: nn.Module, root: Path, seconds: float, console: Console
-) -> Writers:
+def writers_of(accelerator: Accelerator, model: nn.Module, root: Path, seconds: float) -> Writers:
     """The processes that write the snapshots of a model. Every process must call this.
 
     Without an answer for so many seconds a process counts as gone.
@@ -310,7 +293,4 @@ def writers_of(
         return Writers(is_main, rank)
     has_parts = any(map(writes_shard, sharded))
     group = partial(group_of_threads, seconds)
-    writers = find_writers(group, is_main, rank, root, machine_number(), has_parts)
-    if writers.group is None:
-        console.say(GATHERED.format(root=root))
-    return writers
+    return find_writers(group, is_main, rank, root, machine_number(), has_parts)

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from config.compose import load_config, quoted, run_dir_of
 from config.help import help_text, key_rows
 from config.names import ALIASES, OF_LAUNCHER
-from config.schema import KEYS, TEXT_KEYS, ConfigError, gpt_config
+from config.schema import KEYS, ConfigError, gpt_config
 from config.stored import as_plain, as_yaml
 from model.family import parameter_count
 from model.gpt import GPT
@@ -146,6 +146,8 @@ def test_the_run_is_named_after_its_text():
         ("data.source='a\udcff.txt'", "bytes that are not valid UTF-8. Use another name."),
         ("run.dir='a\x1b[31mb'", "has control characters, or bytes"),
         ("hub.repo_id=me/run.git", "must have the form owner/name, or null."),
+        ("snapshot.every_minutes=0", "must be between 1e-09 and 1000000, or null."),
+        ("hub.milestone_every=99", "is not a multiple of snapshot.every=250"),
         ("hub.url=hf://me", "must have the form hf://buckets/owner/name."),
     ],
 )
@@ -284,8 +286,3 @@ def test_secrets_of_an_address_are_not_stored():
     for stored in (as_yaml(config), json.dumps(as_plain(config))):
         assert not any(secret in stored for secret in ("word", "token=", "abc"))
     assert changed_values(as_plain(config), as_plain(config)) == []
-
-
-def test_texts_are_the_keys_of_type_str():
-    assert {"data.source", "run.name", "hub.repo_id", "run.project"} < set(TEXT_KEYS)
-    assert "train.seed" not in TEXT_KEYS

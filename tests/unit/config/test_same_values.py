@@ -16,7 +16,7 @@ from config.stored import as_plain
 from snapshot.config_values import changed_values, value_of
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from training.run.same_run import MUST_MATCH, refuse_other_run
+from training.run.start import MUST_MATCH, refuse_other_run
 
 DATA = {"vocabulary": 7, "fingerprint": "f", "name": "text"}
 FALSY = {

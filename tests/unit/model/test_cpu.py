@@ -84,10 +84,10 @@ def threads(monkeypatch) -> list[int]:
     return used
 
 
-def test_a_run_in_a_container_takes_threads_for_its_own_cores_and_says_so(threads):
-    assert "4 of 64 threads: CPU affinity or a control group leaves" in fit_threads()
+def test_a_run_in_a_container_takes_threads_for_its_own_cores(threads):
+    fit_threads()
     assert threads == [64, 4]
-    assert fit_threads() is None
+    fit_threads()
     assert threads == [64, 4]
 
 
@@ -100,13 +100,13 @@ def test_processes_share_what_the_container_may_use(threads, monkeypatch):
 
 def test_fewer_threads_than_allowed_stay(threads):
     threads.append(3)
-    assert fit_threads() is None
+    fit_threads()
     assert threads[-1] == 3
 
 
 def test_a_run_on_a_gpu_keeps_its_threads(threads, monkeypatch):
     monkeypatch.setattr(training.run.kernels, "on_cpu", lambda: False)
-    assert fit_threads() is None
+    fit_threads()
     assert threads == [64]
 
 
@@ -115,11 +115,10 @@ def test_commands_that_compute_on_a_cpu_take_no_more(threads):
     assert threads == [64, 4]
 
 
-def test_a_run_says_that_it_has_fewer_threads(small, tmp_path):
+def test_a_run_has_as_many_threads_as_it_may(small, tmp_path):
     script = tmp_path / "limited.py"
     script.write_text(LIMITED.format(root=str(runs.ROOT)))
     words = [*small, "train.max_steps=1", f"run.dir={tmp_path / 'run'}"]
     result = runs.run([sys.executable, str(script), *words], OMP_NUM_THREADS="2")
     assert result.returncode == 0, result.stderr
-    assert "warning: 1 of 2 threads: CPU affinity or a control group leaves" in result.stdout
     assert "CPU with 1 thread," in result.stdout

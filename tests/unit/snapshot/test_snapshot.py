@@ -26,7 +26,7 @@ from snapshot.disk.tensor_files import plan_files
 from snapshot.errors import SnapshotError
 from snapshot.source import newest_snapshot
 from snapshot.start import choose_start
-from training.run.same_run import refuse_other_run
+from training.run.start import refuse_other_run
 from training.step import make_optimizer
 
 SCALER = torch.amp.GradScaler("cpu").state_dict()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -14,10 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 from config.compose import load_config
 from training.distributed import accelerator
 from training.distributed.processes import OF_THREADS, ProcessGroupTimeouts
-from training.exits import EXIT_TERMINATED
 from training.reporting import header
-from training.run import stopping
-from training.run.stopping import Agreement
 from training.step import compute_reproducibly
 
 
@@ -116,39 +112,3 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     assert waits == dict.fromkeys(("all", "shards"), timedelta(seconds=700))
     timeouts.wait_for_everyone(240.5)  # for the last upload
     assert waited == [dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))]
-
-
-def test_a_signal_to_one_machine_ends_all():
-    other = SimpleNamespace(
-        num_processes=2,
-        device=torch.device("cpu"),
-        is_main_process=True,
-        gather=lambda mine: torch.cat([mine, torch.tensor([[float(signal.SIGTERM), 0.0, 0.0]])]),
-    )
-    signals = SimpleNamespace(cause=None)
-    signals.stop = lambda number: setattr(signals, "cause", number)
-    agreement = Agreement(other, load_config([]), signals, 0, age=0.0)
-    assert agreement.after(1).end
-    assert agreement.reason == "SIGTERM"
-    assert agreement.exit_code == EXIT_TERMINATED
-
-
-def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
-    # A GPU's host only queues them, a thousand times as fast as they are computed.
-    class Two:
-        num_processes, device = 2, torch.device("cpu")
-        is_main_process, gathers = True, 0
-
-        def gather(self, tensor):
-            self.gathers += 1
-            return tensor.repeat(2, 1)
-
-    monkeypatch.setattr(stopping.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
-    two = Two()
-    agreement = Agreement(two, load_config([]), SimpleNamespace(cause=None), 0, age=0.0)
-    asked = []
-    for step in range(1, 64):
-        before = two.gathers
-        assert not agreement.after(step).end
-        asked += [step] if two.gathers > before else []
-    assert asked == [1, 3, 7, 15, 31, 63]

@@ -197,7 +197,7 @@ def test_the_first_speed_is_that_of_steps_without_the_start(tmp_path, monkeypatc
     session.report = report_of(tmp_path)
     session.signals, session.state = SimpleNamespace(), SimpleNamespace(step=0)
     session.config = SimpleNamespace(train=SimpleNamespace(max_steps=1))
-    session._loss_parts = {}
+    session._loss_parts, session._writer = {}, session
 
     now[0] = 100.0  # threads are measured, a pending evaluation is made
     step = next(session.steps())

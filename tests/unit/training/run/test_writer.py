@@ -29,8 +29,7 @@ from training.memory import available_memory
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
-from training.run import writer
-from training.run.evaluations import BestSnapshot
+from training.run.records import BestSnapshot
 from training.run.session import Session
 from training.run.writer import SnapshotWriter
 from training.step import make_optimizer
@@ -106,7 +105,8 @@ class Trained:
 
     def finish(self) -> None:
         """The update after it, when the writing has ended."""
-        wait([self.saving._published])
+        if self.saving._written is not None:
+            wait([self.saving._written])
         self.saving.finish()
 
 
@@ -124,20 +124,6 @@ def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
     assert "There is no snapshot yet. Training continues; the next is tried." in said
     assert trained.report.last_snapshot is None
     assert not list((tmp_path / "snapshots").iterdir())
-
-
-def test_a_disk_that_is_too_small_is_said_before_the_snapshot(tmp_path, capsys, monkeypatch):
-    trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
-    (tmp_path / "snapshots").mkdir()
-    parameters = sum(parameter.numel() for parameter in trained.saving._model.parameters())
-    needed = 12 * parameters  # weights and two moments in float32
-    for free, warnings in ((needed, 0), (needed - 1, 1)):
-        usage = SimpleNamespace(free=free)
-        monkeypatch.setattr(writer.shutil, "disk_usage", lambda _, usage=usage: usage)
-        trained.begin()
-        trained.finish()
-        said = capsys.readouterr().out
-        assert said.count("MB left and the next snapshot takes 0.0 MB. Free some") == warnings
 
 
 def test_after_a_snapshot_a_failed_one_holds_nothing_up(tmp_path, capsys):
@@ -212,6 +198,34 @@ def test_a_training_that_no_snapshot_resumes_is_refused_before_it_writes_one(tmp
     with pytest.raises(ConfigError, match=r"of step 3: the optimizer has counted 2 updates in 3"):
         trained.begin(3, updates=2)
     assert not (tmp_path / "snapshots").exists()
+
+
+def frozen_now(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    model.transformer.wpe.weight.requires_grad_(False)
+
+
+def left_out(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    del optimizer.state[model.transformer.wpe.weight]
+
+
+def added(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(()))]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (frozen_now, r"wpe\.weight was trained at first .* Name what is frozen in optim\.freeze"),
+        (left_out, r"not updated transformer\.wpe\.weight yet\. .* x \+ 0 \* layer\(x\)"),
+        (added, r"gives the optimizer a parameter that the model lacks \(add_param_group\)"),
+    ],
+)
+def test_a_first_update_of_other_parameters_is_refused(tmp_path, change, words):
+    saving = Trained(tmp_path, CharTokenizer("abcdefg").save).saving
+    saving.check_update(state_at(1))
+    change(saving._model, saving._optimizer)
+    with pytest.raises(ConfigError, match=f"after step 1, .*{words}"):
+        saving.check_update(state_at(1))
 
 
 def test_only_numbers_of_no_use_call_for_a_lower_rate(tmp_path):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import runs
+from training.exits import WRITING_SECONDS
 from training.run import session, stopping
 from training.run.session import Session
 from training.run.stopping import CAUSES, LAUNCHER_GONE, WORKER_GONE, Phase, Signals
@@ -176,7 +177,20 @@ class Ending:
     note_exit = staticmethod(lambda code: code)
     end, _say_now = Session._end_by_signal, Session._say_now
     signals = SimpleNamespace(phase=Phase.TRAINING)
-    finish_writing = staticmethod(lambda *_: None)
+
+    def __init__(self) -> None:
+        self.waited = []
+        self.finish_writing = self.waited.append
+
+
+@pytest.mark.parametrize(
+    ("why", "waited"), [("Ctrl-C, and its grace time is over", []), ("", [WRITING_SECONDS])]
+)
+def test_after_an_error_the_snapshot_that_began_before_it_is_written(left, why, waited):
+    ending = Ending()
+    with pytest.raises(Left):
+        ending.end(signal.SIGINT, why)
+    assert (ending.waited, left) == (waited, [130])
 
 
 def test_a_signal_ends_a_run_whose_stderr_is_gone(left, monkeypatch):
