@@ -60,7 +60,7 @@ def check_fits(
     needed = int(needed) // (started_processes() if fsdp_requested() else 1)
 
     def check() -> None:
-        left = memory_left(torch.device("cpu"), with_swap=True)
+        left = memory_left(with_swap=True)
         if needed > left:
             sizes, processes = model.config, processes_here()
             chosen = f"model.n_layer={sizes.n_layer} and model.n_embd={sizes.n_embd} need"
@@ -101,15 +101,8 @@ def is_out_of_memory(error: Exception) -> bool:
     return lacks or isinstance(error, MemoryError)
 
 
-def memory_left(device: torch.device, with_swap: bool = False) -> int:
-    """Bytes that this process may still take: on a CUDA device, or else of this machine.
-
-    On CUDA, that includes what torch has cached and does not use. The machine's memory is divided
-    equally among the processes that the launcher started on it, and counts swap `with_swap`.
-    """
-    if device.type == "cuda":
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + idle)
+def memory_left(with_swap: bool = False) -> int:
+    """Bytes that this process may still take of this machine, which its processes share equally."""
     return available_memory(with_swap) // processes_here()
 
 

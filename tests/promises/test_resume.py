@@ -29,12 +29,6 @@ def test_a_larger_max_steps_extends_a_finished_run(small, tmp_path):
     assert [record["step"] for record in runs.metrics(tmp_path / "run", "eval")] == [10, 15, 20]
 
 
-def test_starting_over_is_asked_for_by_another_folder(small, tmp_path):
-    result = runs.train(*small, f"run.dir={tmp_path / 'run'}", "snapshot.resume=never", code=2)
-    assert "snapshot.resume=never was removed in 0.2.0: move run.dir away" in result.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_named_snapshot_starts_a_run_that_continues_itself(finished_run, small, tmp_path):
     words = [
         *small,

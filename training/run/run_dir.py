@@ -82,18 +82,13 @@ def record_attempt(run_dir: Path, attempt_id: str) -> frozenset[str]:
 
     They are over: one process at a time trains in a directory.
     """
-    before = attempts_in(run_dir)
+    before: frozenset[str] = frozenset()
+    with suppress(OSError, ValueError):
+        before = frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
     if attempt_id not in before:
         with suppress(OSError), open(run_dir / ATTEMPTS, "a", encoding="utf-8") as opened:
             opened.write(f"{attempt_id}\n")
     return before
-
-
-def attempts_in(run_dir: Path) -> frozenset[str]:
-    """The attempts that have uploaded from a directory."""
-    with suppress(OSError, ValueError):
-        return frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
-    return frozenset()
 
 
 def may_hold_code(path: Path) -> bool:

@@ -318,10 +318,6 @@ class Session:
         self.accelerator.end_training()
         return EXIT_DONE if self._is_last else self._agreement.exit_code
 
-    def note_exit(self, code: int) -> int:
-        """Leave an exit code in the run's directory, as `RunLock.note_exit` does."""
-        return self._lock.note_exit(code)
-
     def finish_writing(self, seconds: float | None = None) -> None:
         """Wait, after an error, for a snapshot that began before it, and for the trackers.
 
@@ -363,7 +359,7 @@ class Session:
         """End the process from the thread that handles signals, whatever the others wait for."""
         code = CAUSES[cause].exit_code
         try:
-            code = self.note_exit(code)
+            code = self._lock.note_exit(code)
             if why:
                 self._say_now(f"stopped by {why}. {RESUME}")
             if not why:  # an error ended the run before, perhaps while it writes a snapshot

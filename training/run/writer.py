@@ -52,7 +52,7 @@ NO_GRADIENT = (
 
 def room_for_copies() -> int:
     """Bytes that this process may use for copies: its share of half of what is free."""
-    return memory_left(torch.device("cpu")) // MEMORY_FACTOR
+    return memory_left() // MEMORY_FACTOR
 
 
 class SnapshotWriter:

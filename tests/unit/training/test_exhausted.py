@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,30 +94,38 @@ def test_a_run_without_memory_ends_with_a_sentence(
     assert "Traceback" not in said
 
 
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine whose processes train on a CPU, and have `left` bytes together."""
+    machine = SimpleNamespace(left=0, set=monkeypatch.setenv)
+    monkeypatch.setattr(training.memory, "available_memory", lambda with_swap: machine.left)
+    monkeypatch.setattr(training.memory, "run_on_all", lambda accelerator, work: work())
+    machine.set("ACCELERATE_USE_CPU", "true")
+    return machine
+
+
+def assert_needs(machine, bytes_needed: int, words: str, model: GPT, *key: str) -> None:
+    """Assert that a model fits into so many bytes, and not into one less."""
+    machine.left = bytes_needed
+    check_fits(None, model, OptimConfig(), *key)
+    machine.left -= 1
+    with pytest.raises(ConfigError, match=words):
+        check_fits(None, model, OptimConfig(), *key)
+
+
 @pytest.mark.parametrize("in_training", [False, True])
-def test_a_model_too_large_for_the_machine_is_refused(monkeypatch, in_training):
+def test_a_model_too_large_for_the_machine_is_refused(machine, in_training):
     model = GPT(GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8))
     needed = 4 * parameter_count(model) * (4 if in_training else 1)
-    left = needed
-    monkeypatch.setattr(training.memory, "available_memory", lambda with_swap: left)
-    monkeypatch.setattr(training.memory, "run_on_all", lambda accelerator, work: work())
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
-    monkeypatch.setenv("WORLD_SIZE", "1" if in_training else "4")
-    check_fits(None, model, OptimConfig())
-    left -= 1
-    with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        check_fits(None, model, OptimConfig())
-    left = 4 * needed - 1
+    machine.set("ACCELERATE_USE_FSDP", str(not in_training))
+    machine.set("WORLD_SIZE", "1" if in_training else "4")
+    assert_needs(machine, needed, r"model\.n_layer=3 and model\.n_embd=8 need .* GB", model)
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "4")  # which share it
-    with pytest.raises(ConfigError, match=r"its share of 4 processes, are left"):
-        check_fits(None, model, OptimConfig())
-    left += 1
-    check_fits(None, model, OptimConfig())
+        machine.set(name, "4")  # which share it
+    assert_needs(machine, 4 * needed, "its share of 4 processes, are left", model)
 
 
-def test_frozen_weights_need_neither_gradient_nor_moments(monkeypatch):
+def test_frozen_weights_need_neither_gradient_nor_moments(machine):
     """Whether a model fits depends on what is trained, and on the dtype of the rest."""
     model = GPT(GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8))
     freeze(model, ["*.h.*"])
@@ -124,11 +133,5 @@ def test_frozen_weights_need_neither_gradient_nor_moments(monkeypatch):
     frozen = parameter_count(model.blocks)
     matrices = sum(one.numel() for one in model.blocks.parameters() if one.dim() > 1)
     needed = 16 * (parameter_count(model) - frozen) + 4 * (frozen - matrices) + 2 * matrices
-    monkeypatch.setattr(training.memory, "available_memory", lambda with_swap: left)
-    monkeypatch.setattr(training.memory, "run_on_all", lambda accelerator, work: work())
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    left = needed
-    check_fits(None, model, OptimConfig())
-    left -= 1
-    with pytest.raises(ConfigError, match=r"model\.pretrained=base needs .* GB"):
-        check_fits(None, model, OptimConfig(), "model.pretrained=base")
+    key = "model.pretrained=base"
+    assert_needs(machine, needed, r"model\.pretrained=base needs .* GB", model, key)
