@@ -17,14 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 """Errors of file systems without locks, such as Lustre and NFS on some clusters."""
-
-BRIEF_SECONDS, BRIEF_POLL_SECONDS = 0.1, 0.001
-"""filelock polls every 50 ms, far longer than most locks are held. Until so many seconds have
-passed it polls more often; a longer wait must not load a shared disk."""
 ABANDONED_SECONDS = 24 * 60 * 60
 """Files that another machine has not changed for this long are considered abandoned."""
 DIGEST_BYTES = 32
@@ -42,14 +38,8 @@ def acquire(lock: FileLock, seconds: float = -1) -> bool:
     Returns False if the file system has no locks. Raises filelock.Timeout if another process still
     has the lock, and OSError if its file cannot be written.
     """
-    brief = min(seconds, BRIEF_SECONDS) if seconds >= 0 else BRIEF_SECONDS
     try:
-        try:
-            lock.acquire(timeout=brief, poll_interval=BRIEF_POLL_SECONDS)
-        except Timeout:
-            if seconds == brief:
-                raise
-            lock.acquire(timeout=max(-1, seconds - brief))
+        lock.acquire(timeout=seconds)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

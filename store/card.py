@@ -6,7 +6,6 @@ import html
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub  # imports the rest at its first use
 
@@ -21,12 +20,6 @@ from store.attempt import CURVES, Best
 from store.hub import REPO_ID
 from store.kinds import NAMED_REPO
 
-SHOWN = (
-    ("optim.learning_rate", "learning rate"),
-    ("train.global_batch_size", "sequences a step"),
-    ("train.max_steps", "steps of the whole run"),
-    ("train.seed", "seed"),
-)
 LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
 """By the name of a text, its language; others have `hub.language`."""
 TEMPLATE = Path(__file__).with_name("card.md")
@@ -50,30 +43,29 @@ def card_text(
     what was checked before the run.
     """
     metadata = _metadata(repo_id, state, shape)
-    facts = _facts(state, shape)
-    if speed is not None:
-        facts.append(("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}"))
-    if proof is not None:
-        facts.append(("proven before step 1", f"{proof} (proof.json)"))
-    facts.append(("versions", ", ".join(f"{name} {one}" for name, one in versions.items())))
     card = huggingface_hub.ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
-        name=_cell(state.config["run"]["name"]),
+        cell=_cell,
+        shown=lambda source: _cell(_shown_name(str(source))),
+        value=lambda key: _cell(value_of(state.config, key)),
+        repo_id=repo_id,
+        state=state,
         unit=token_unit(state.data),
-        step=f"{state.step:,}",
-        facts=[(label, _cell(value)) for label, value in facts],
+        shape=shape,
+        lost=lost_facts(state.data),
+        loss=None if state.best_loss is None else loss_in_words(state.data, state.best_loss),
+        speed=speed,
+        proof=proof,
+        versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         curves=CURVES if has_curves else None,
         sample=_fenced(printable(sample.strip(), multiline=True)) if sample else None,
         best=best,
         best_folder=None if best is None else folder_name(best.step),
         has_adapters=trains_adapters(state.config),
         has_base=metadata.base_model is not None,
-        in_transformers=shape.in_transformers,
-        repo_id=repo_id,
         prompt=repr(_prompt(sample)),
         length=max(1, shape.block_size - 16),
-        context=shape.block_size,
     )
     return str(card)
 
@@ -114,43 +106,12 @@ def _base_model(state: RunState) -> str | None:
     return None if repo is None else repo[2]
 
 
-def _facts(state: RunState, shape: ModelConfig) -> list[tuple[str, str]]:
-    """The rows of the table: the text, or the blocks of each source of a stream; the model."""
-    if state.stream is None:
-        name = _shown_name(state.data["name"])
-        facts = [("text", f"{name}, {state.data['characters']:,} characters")]
-    else:
-        facts = [("streamed text", _place_in(one)) for one in state.stream]
-    facts += [
-        *lost_facts(state.data),
-        ("vocabulary", f"{shape.vocab_size:,} {token_unit(state.data)}s"),
-        ("tokenizer", _shown_name(str(value_of(state.config, "data.tokenizer")))),
-        (
-            "model",
-            f"{shape.family}, {shape.n_layer} layers, {shape.n_head} "
-            f"heads, {shape.n_embd} wide, context {shape.block_size}",
-        ),
-        ("step", f"{state.step:,} (epoch {state.epoch + 1})"),
-    ]
-    if (loss := state.best_loss) is not None:
-        facts.append(("best held-out loss", loss_in_words(state.data, loss)))
-    return facts + [(label, str(value_of(state.config, key))) for key, label in SHOWN]
-
-
-def _place_in(stream: Mapping[str, Any]) -> str:
-    revision = f"@{stream['revision']}" if stream["revision"] else ""
-    return (
-        f"{_shown_name(stream['source'])}{revision}: {stream['blocks']:,} blocks, to row "
-        f"{stream['row']:,} of window {stream['window']:,} in epoch {stream['epoch'] + 1:,}"
-    )
-
-
 def _shown_name(source: str) -> str:
     """The name of a source; of a URL without the sign for what followed `?`."""
     return public_name(source).removesuffix("?***").removesuffix("#***")
 
 
-def _cell(text: str) -> str:
+def _cell(text: object) -> str:
     """A text on one line, escaped: neither markup nor the end of a table's cell."""
     plain = html.escape(printable(" ".join(str(text).split())), quote=False)
     return re.sub(r"([\\`*\[\]|])", r"\\\1", plain)

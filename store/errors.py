@@ -6,12 +6,10 @@ Every message is a sentence without tokens and without control characters.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
 
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -28,7 +26,6 @@ from common.failures import Failure, Refused, failure_of, redact_secrets
 
 REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
 LIST_IT = "To list what exists: `python -m snapshot list {name}`."
-CARD_VALIDATION_PATH = "/api/validate-yaml"
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
@@ -42,8 +39,6 @@ class StoreError(Failure):
 
     sentence = ""
     """What it says of an error of the Hub client, with the names of `translate`."""
-    about_card = False
-    """Whether the Hub rejected README.md, or could not validate it."""
 
     @property
     def reason(self) -> str:
@@ -190,9 +185,7 @@ def translate(
         reason=failure,
         detail=f"{failure.short}: {failure}" if is_type else failure,
     )
-    translated = kind(message, failure.short, failure.retry_after, failure.timed_out)
-    translated.about_card = _is_about_card(failure.cause)
-    return translated
+    return kind(message, failure.short, failure.retry_after, failure.timed_out)
 
 
 def _kind_of(failure: Failure, not_found: type[StoreRefused]) -> tuple[type[StoreError], str]:
@@ -215,13 +208,3 @@ def _kind_of(failure: Failure, not_found: type[StoreRefused]) -> tuple[type[Stor
     if status is None:
         return Unsupported, Unsupported.sentence
     return STATUSES.get(status, (StoreRefused, StoreRefused.sentence))
-
-
-def _is_about_card(cause: Any) -> bool:
-    with suppress(AttributeError, RuntimeError):  # an error without a request
-        asked = getattr(cause, "response", None) or cause.request
-        return str(asked.url.path).endswith(CARD_VALIDATION_PATH)
-    # A server without that endpoint sends a page, which the client parses as JSON.
-    return isinstance(cause, json.JSONDecodeError) or (
-        isinstance(cause, ValueError) and "README.md" in str(cause)
-    )

@@ -6,7 +6,6 @@ sizes. The snapshot's folder becomes visible when all of it is verified.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -139,20 +138,11 @@ def download(
     there is replaced. Raises SnapshotError for a damaged file, StoreError, DiskFault for the Hub
     client's cache, and OSError for any other folder.
     """
-    target = _cache_of(contents) if target is None else target
-    target = contents.store.fetch(contents.head, digests, target, again)
+    here = contents.store.fetch(contents.head, digests, target, again)
     for path, digest in digests.items():
-        if digest is not None and sha256_of(target / path) != digest:
+        if digest is not None and sha256_of(here / path) != digest:
             raise SnapshotError(f"the content of {path} in {contents.name} has changed")
-    return target
-
-
-def _cache_of(contents: Contents) -> Path | None:
-    """Where downloads from a store without commits are kept; None: in the Hub client's cache."""
-    if contents.store.has_commits:
-        return None
-    name = hashlib.sha256(contents.store.url.encode()).hexdigest()[:16]
-    return Path(constants.HF_HOME) / "stores" / name
+    return here
 
 
 def twice(work: Callable[..., Path]) -> Path:
@@ -199,7 +189,7 @@ def fetch(
     except OSError as error:
         remedy = "Free some space there" if is_full(error) else "Make that folder writable"
         raise DiskFault(
-            f"{folder} of {contents.name} cannot be written to {root or _cache_of(contents)}: "
+            f"{folder} of {contents.name} cannot be written to {root or constants.HF_HOME}: "
             f"{error.strerror}. {remedy}."
         ) from error
 
@@ -214,11 +204,8 @@ def _download(
 ) -> Path:
     """Download the wanted files of a snapshot and verify them; their folder."""
     place, inside = f"{folder} of {contents.name}", f"{folder}/"
-    listed = {
-        path.removeprefix(inside): file
-        for path, file in contents.files.items()
-        if path.startswith(inside)
-    }
+    files = contents.files.items()
+    listed = {path.removeprefix(inside): file for path, file in files if path.startswith(inside)}
     manifest = listed.get(MANIFEST)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
         raise SnapshotError(f"{place} has no {MANIFEST} of a valid size")

@@ -192,7 +192,7 @@ class Hub(Store):
             if isinstance(added.source, Path):
                 added.source.stat()  # raises OSError; the client would raise ValueError
         additions = {path: CommitOperationAdd(path, added.source) for path, added in add.items()}
-        transfer = self._upload_contents(list(additions.values()))
+        transfer = self._upload_contents(additions.values())
         sent = {path: one.upload_info.sha256.hex() for path, one in additions.items()}
         for path, added in add.items():
             if added.sha256 not in (sent[path], None):
@@ -221,28 +221,18 @@ class Hub(Store):
     def _upload_contents(self, additions: Collection[CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.
 
-        A file that is added at two paths is uploaded once.
+        A file that is added at two paths is sent once: for the second, the Hub has its contents.
         """
-        first = {one.path_or_fileobj: one for one in reversed(list(additions))}
+        first = {one.path_or_fileobj: one for one in additions}
         size = sum(one.upload_info.size for one in first.values() if _is_large(one))
         started = time.monotonic()
-        self._send(first.values(), size)
-        for one in additions:
-            same = first[one.path_or_fileobj]
-            if same is not one and same._is_uploaded:
-                # As the client itself marks what it has uploaded. If it changes its marks, it
-                # uploads it again, and finds that nothing is left to send.
-                one.upload_info.sha256 = same.upload_info.sha256
-                one._upload_mode, one._is_uploaded = same._upload_mode, True
-        self._send(additions, size)
+        for part in (first.values(), additions):
+            with translate_errors(self.repo_id, BRANCH), transfer(self.timeout, size):
+                # An empty gitignore, or a .gitignore in the repo would silently drop files.
+                self._api.preupload_lfs_files(
+                    self.repo_id, part, free_memory=False, gitignore_content=""
+                )
         return Transfer(size, time.monotonic() - started)
-
-    def _send(self, additions: Iterable[CommitOperationAdd], size: int) -> None:
-        with translate_errors(self.repo_id, BRANCH), transfer(self.timeout, size):
-            # An empty gitignore, or a .gitignore in the repo would silently drop files.
-            self._api.preupload_lfs_files(
-                self.repo_id, list(additions), free_memory=False, gitignore_content=""
-            )
 
     def _refuse_moved(self, head: Head) -> None:
         """Raise StoreMoved unless `head` is the newest commit: the contents took a while.
@@ -256,7 +246,7 @@ class Hub(Store):
     def _commit(
         self, operations: list[huggingface_hub.CommitOperation], message: str, head: Head
     ) -> str:
-        """Create a commit on top of `head`, without the card if the Hub rejects that."""
+        """Create a commit on top of `head`, without the card if the Hub refuses it with that."""
         self._refuse_moved(head)
         accepted = constants.REGEX_COMMIT_OID.fullmatch(head.token) is not None
         try:
@@ -268,9 +258,9 @@ class Hub(Store):
                     parent_commit=head.token if accepted else None,
                 )
             return str(created.oid)
-        except StoreError as error:
+        except StoreRefused:
             rest = [one for one in operations if one.path_in_repo != CARD]
-            if not error.about_card or len(rest) == len(operations):
+            if len(rest) == len(operations):
                 raise
             return self._commit(rest, message, head)
 
@@ -295,8 +285,14 @@ class Hub(Store):
                 if self._unneeded:
                     self._delete_contents(self._unneeded)
                 self._unneeded.clear()
-        except StoreError as error:
-            self._note_unfreed(error)
+        except StoreRefused as error:
+            self.note(
+                f"files of pruned snapshots still use storage of {self.repo_id}: {error.reason}. "
+                "Uploads continue; HfApi().super_squash_history(repo) frees it where the server "
+                "can."
+            )
+        except StoreError:
+            pass  # the next upload tries again
 
     def _refs(self) -> set[str]:
         """The commits of all tags, of all branches but `main`, and of pull requests."""
@@ -312,16 +308,6 @@ class Hub(Store):
         files = [_lfs_file(digest) for digest in sorted(digests)]
         with self._asking():
             self._api.permanently_delete_lfs_files(self.repo_id, files, rewrite_history=False)
-
-    def _note_unfreed(self, error: StoreError) -> None:
-        left = f"files of pruned snapshots still use storage of {self.repo_id}"
-        if isinstance(error, StoreRefused):
-            self.note(
-                f"{left}, because they cannot be deleted one by one: {error.reason}. Uploads "
-                "continue; HfApi().super_squash_history(repo) frees it where the server can."
-            )
-        else:
-            self.note(f"{left}: {error.reason}. The next upload of this run tries again.")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from snapshot.disk.folder import visible
 from snapshot.errors import SnapshotError
-from store.file_system import BUCKETS, Bucket, Disk, FileSystem
+from store.files import BUCKETS, Bucket, Disk, Files
 from store.hub import REPO_ID, Hub
 from store.store import BRANCH, PREFIX, Store
 
@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[[str, float], Store]] = {
     PREFIX: Hub,
     "file://": Disk,
     "local://": Disk,
-    "": FileSystem,
+    "": Files,
 }
 """From a URL and a timeout in seconds; the first beginning that a URL has decides."""
 

@@ -108,8 +108,8 @@ class Store(ABC):
     ) -> Path:
         """Download files, and return the folder that they are in, under their own paths.
 
-        They go to `folder`, or without one to the Hub client's cache, which other stores do not
-        have. Files that are there are not downloaded, except `again`. Raises OSError, too.
+        They go to `folder`, or without one to a cache: for a repo, that of the Hub client. Files
+        that are there are not downloaded, except `again`. Raises OSError, too.
         """
 
     @abstractmethod

@@ -157,10 +157,7 @@ def hub(tmp_path, request):
 @pytest.fixture(params=["Xet"])
 def near_hub(tmp_path, monkeypatch, request):
     """A hub to which the client of this process is led; what fails is soon tried again."""
-    monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr("common.retries.BRIEF_DELAY_SECONDS", 0.2)
+    hubs.hurry(monkeypatch)
     use_xet = request.param == "Xet"
     with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=use_xet) as hub:
         hubs.lead_here(hub, monkeypatch)

@@ -25,7 +25,7 @@ from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import merge
 from store.errors import StoreError
-from store.file_system import Bucket
+from store.files import Bucket
 from store.kinds import open_store
 from store.latest import remote_folder
 from training.run import start

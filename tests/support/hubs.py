@@ -67,6 +67,14 @@ def lead_here(hub: LoopbackHub, monkeypatch) -> None:
     assert get_token() == hub.default_token
 
 
+def hurry(monkeypatch) -> None:
+    """What fails is soon tried again."""
+    monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("common.retries.BRIEF_DELAY_SECONDS", 0.2)
+
+
 def store(timeout: float = 5.0, repo_id: str = REPO, private: bool = True) -> RunStore:
     """A run's own repo, as its start has it."""
     return RunStore(Hub(repo_id, timeout), private, takeover=False)

@@ -163,7 +163,7 @@ class MemoryFiles(Client, Files):
     name, key = NAME, f"hub.url={NAME}"
 
     def __init__(self, shared: Shared, attempt: str = "") -> None:
-        super().__init__(5.0)
+        Store.__init__(self, 5.0)
         self.shared, self.attempt = shared, attempt
 
     def create(self, private: bool) -> None:

@@ -1,33 +1,37 @@
-"""Stores of files for the tests: a folder, an S3 bucket of moto's server, a bucket of the Hub.
+"""Stores for the tests: a repo of the Hub, a bucket, an S3 bucket of moto's server, a folder.
 
-Each can say what it holds, as somebody else sees it, and can fail.
+Each says what it holds, as somebody else sees it. Those that are servers can fail.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
 
 import hubs
-import store.kinds
 from loopback_hub import LoopbackHub
-from plain_store import PREFIX, PlainFolder
-from store.files import Files
 from store.kinds import open_store
+from store.latest import Latest
+from store.store import Store
 
 
 class Place(ABC):
-    """Where a store of files is."""
+    """Where a store is."""
 
     url: str
     """Of the store."""
@@ -36,9 +40,9 @@ class Place(ABC):
     environment: dict[str, str]
     """Of a process that uses it."""
 
-    @abstractmethod
-    def open(self, timeout: float = 30.0) -> Files:
+    def open(self, timeout: float = 30.0) -> Store:
         """The store, as a run has it."""
+        return open_store(self.url, timeout)
 
     @abstractmethod
     def paths(self) -> list[str]:
@@ -56,49 +60,104 @@ class Place(ABC):
     def remove(self, path: str) -> None:
         """Remove a file."""
 
+    def fault(self, endpoint: str, kind: str, **details: Any) -> Any:
+        """From now on, some requests fail; `hits` of the fault counts them."""
+        raise NotImplementedError
+
     def steps(self) -> list[int]:
         """The steps of the whole snapshots."""
-        whole = [path for path in self.paths() if path.endswith("/manifest.json")]
-        return sorted(int(path.split("-")[1]) for path in whole)
+        return sorted(int(folder.split("-")[1]) for folder in self.whole())
+
+    def whole(self) -> list[str]:
+        """The folders that have a manifest."""
+        paths = self.paths()
+        return [path.rpartition("/")[0] for path in paths if path.endswith("/manifest.json")]
+
+    def latest(self) -> Latest | None:
+        """`latest.json`, as a start reads it."""
+        store = self.open()
+        return store.latest(store.head())
+
+    def assert_whole(self) -> None:
+        """A folder with a manifest has all files that this lists, and no other."""
+        paths = set(self.paths())
+        for folder in self.whole():
+            manifest = json.loads(self.read(f"{folder}/manifest.json"))
+            entries = {f"{folder}/{one['path']}": one for one in manifest["files"]}
+            inside = {path for path in paths if path.startswith(f"{folder}/")}
+            assert inside == {f"{folder}/manifest.json", *entries}
+            for path, entry in entries.items():
+                content = self.read(path)
+                found = (len(content), sha256(content).hexdigest())
+                assert found == (entry["size"], entry["sha256"])
 
 
 class Folder(Place):
-    """A folder of a disk that machines share."""
+    """A folder that fsspec can open: of a disk that machines share, or of this process's memory."""
 
-    def __init__(self, folder: Path, prefix: str = "file://") -> None:
-        folder.mkdir()
-        self.folder = folder / "run"
-        self.url = f"{prefix}{self.folder}"
-        self.key, self.environment = f"hub.url={self.url}", {}
-
-    def open(self, timeout: float = 30.0) -> Files:
-        return open_store(self.url, timeout)
+    def __init__(self, url: str) -> None:
+        self.url, self.key, self.environment = url, f"hub.url={url}", {}
+        self.fs, self.root = url_to_fs(url)
+        self.fs.makedirs(self.root.rpartition("/")[0], exist_ok=True)
 
     def paths(self) -> list[str]:
-        found = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return [path.relative_to(self.folder).as_posix() for path in found]
+        return sorted(path.removeprefix(f"{self.root}/") for path in self.fs.find(self.root))
 
     def read(self, path: str) -> bytes:
-        return (self.folder / path).read_bytes()
+        return self.fs.cat_file(f"{self.root}/{path}")
 
     def put(self, path: str, content: bytes) -> None:
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).write_bytes(content)
+        place = f"{self.root}/{path}"
+        self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
+        self.fs.pipe_file(place, content)
 
     def remove(self, path: str) -> None:
-        (self.folder / path).unlink()
+        self.fs.rm_file(f"{self.root}/{path}")
 
 
-class HubBucket(Place):
-    """A bucket of the loopback Hub."""
+class OfTheHub(Place):
+    """A store of a loopback Hub."""
 
-    def __init__(self, hub: LoopbackHub) -> None:
-        self.hub, self.bucket = hub, hub.create_bucket("me/run")
-        self.url, self.key = "hf://buckets/me/run", "hub.url=hf://buckets/me/run"
+    def __init__(self, hub: LoopbackHub, url: str, key: str) -> None:
+        self.hub, self.url, self.key = hub, url, key
         self.environment = hub.environment()
 
-    def open(self, timeout: float = 30.0) -> Files:
-        return open_store(self.url, timeout)
+    def fault(self, endpoint: str, kind: str, **details: Any) -> Any:
+        return self.hub.fault(endpoint, kind, **details)
+
+
+class HubRepo(OfTheHub):
+    """A repo."""
+
+    def __init__(self, hub: LoopbackHub) -> None:
+        super().__init__(hub, f"hf://{hubs.REPO}", f"hub.repo_id={hubs.REPO}")
+        self.repo = hub.create(hubs.REPO)
+
+    def paths(self) -> list[str]:
+        return sorted(self.repo.files("main"))
+
+    def read(self, path: str) -> bytes:
+        return self.repo.read("main", path)
+
+    def put(self, path: str, content: bytes) -> None:
+        self.hub.commit_files(hubs.REPO, {path: content})
+
+    def remove(self, path: str) -> None:
+        self.hub.commit_files(hubs.REPO, {}, [path])
+
+    def assert_whole(self) -> None:
+        """So was every commit, and no content was sent twice."""
+        super().assert_whole()
+        hubs.assert_always_whole(self.hub)
+        assert set(self.hub.uploaded.values()) <= {1}
+
+
+class HubBucket(OfTheHub):
+    """A bucket."""
+
+    def __init__(self, hub: LoopbackHub) -> None:
+        super().__init__(hub, "hf://buckets/me/run", "hub.url=hf://buckets/me/run")
+        self.bucket = hub.create_bucket("me/run")
 
     def paths(self) -> list[str]:
         return sorted(self.bucket.files)
@@ -117,11 +176,10 @@ class HubBucket(Place):
 class Fault:
     """What goes wrong with some requests to the S3 server."""
 
+    endpoint: str
+    """The method, and maybe a part of the address: `PUT manifest`."""
     kind: str
     """`status`, `hang`, `reset` or `lost-answer`."""
-    method: str
-    path: str = ""
-    """A part of the address."""
     times: int = 1
     after: int = 0
     """How many of these requests are answered before."""
@@ -130,8 +188,9 @@ class Fault:
 
     def meets(self, environ: dict[str, Any]) -> bool:
         """Whether this request fails; counts it."""
+        method, _, part = self.endpoint.partition(" ")
         address = f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
-        if environ["REQUEST_METHOD"] != self.method or self.path not in address:
+        if environ["REQUEST_METHOD"] != method or part not in address:
             return False
         if self.after:
             self.after -= 1
@@ -207,17 +266,13 @@ class S3(Place):
 
         return answer
 
-    def fault(self, kind: str, method: str, **more: Any) -> Fault:
-        """From now on."""
-        self.faults.append(Fault(kind, method, **more))
+    def fault(self, endpoint: str, kind: str, **details: Any) -> Fault:
+        self.faults.append(Fault(endpoint, kind, **details))
         return self.faults[-1]
 
     def close(self) -> None:
         self._ended.set()
         self.server.shutdown()
-
-    def open(self, timeout: float = 30.0) -> Files:
-        return open_store(self.url, timeout)
 
     def paths(self) -> list[str]:
         found = self.client.list_objects_v2(Bucket="shared", Prefix="run/").get("Contents", [])
@@ -235,7 +290,7 @@ class S3(Place):
 
 @contextmanager
 def _folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    yield Folder(folder / "shared")
+    yield Folder(f"file://{folder}/shared/run")
 
 
 @contextmanager
@@ -252,39 +307,43 @@ def _s3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 @contextmanager
-def _hub_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with LoopbackHub(folder / "hub", new_port=True) as hub:
+def _of_hub(
+    kind: type[HubRepo | HubBucket],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    use_xet: bool = True,
+) -> Iterator[Place]:
+    with LoopbackHub(folder / "hub", new_port=True, use_xet=use_xet) as hub:
         hubs.lead_here(hub, monkeypatch)
-        yield HubBucket(hub)
+        yield kind(hub)
 
 
 @contextmanager
-def _somebody_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr("store.kinds.KINDS", {PREFIX: PlainFolder, **store.kinds.KINDS})
-    yield Folder(folder / "shared", PREFIX)
+def _memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    MemoryFileSystem.store.clear()
+    yield Folder("memory://shared/run")
 
 
-SHIPPED = {"a folder": _folder, "S3": _s3, "a bucket of the Hub": _hub_bucket}
-"""Every kind of store of files: a new one is a line here, and all tests of stores run with it."""
-KINDS = {**SHIPPED, "somebody's store": _somebody_s}
-"""And one that only this process knows."""
+FILES = {"a folder": _folder, "S3": _s3, "a bucket of the Hub": partial(_of_hub, HubBucket)}
+"""Every kind of store of files that other processes can use: a new one is a line here."""
+KINDS = {**FILES, "another file system": _memory, "a repo": partial(_of_hub, HubRepo)}
+"""All kinds; all tests of stores run with them."""
+VARIANTS = {"a repo without Xet": partial(_of_hub, HubRepo, use_xet=False)}
+"""Kinds for tests of their own."""
+THOROUGH = {"S3", "a bucket of the Hub"}
 
 
 def cases(kinds: Iterable[str]) -> list[Any]:
-    """Parameters of a test; those that need a server are thorough."""
-    quick = ("a folder", "somebody's store")
-    marks = {kind: () if kind in quick else pytest.mark.thorough for kind in kinds}
+    """Parameters of a test; two that need a server are thorough."""
+    marks = {kind: pytest.mark.thorough if kind in THOROUGH else () for kind in kinds}
     return [pytest.param(kind, marks=mark) for kind, mark in marks.items()]
 
 
 @contextmanager
 def place(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A store of a kind, to which this process is led; what fails is soon tried again."""
-    monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr("common.retries.FIRST_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr("common.retries.BRIEF_DELAY_SECONDS", 0.2)
-    with KINDS[kind](folder, monkeypatch) as found:
+    hubs.hurry(monkeypatch)
+    with {**KINDS, **VARIANTS}[kind](folder, monkeypatch) as found:
         yield found
 
 

@@ -1,7 +1,7 @@
-"""Promise 4: the Hub never hurts training. Every fault that a Hub can have, while a run uploads.
+"""Promise 4: the Hub never hurts training. Every fault that a store can have, while a run uploads.
 
-Whatever happens, training ends with exit code 0, the newest snapshot is on the Hub as soon as the
-Hub is back, and no commit ever held half a snapshot.
+Whatever happens, training ends with exit code 0, the newest snapshot is in the store as soon as
+that is back, and nobody ever saw half a snapshot.
 
 The faults meet the uploader in this process, which is given the snapshots of one run; the client
 is the real one. Two faults, and what only a process can show, meet runs.
@@ -22,13 +22,14 @@ from huggingface_hub import constants
 
 import hubs
 import runs
+import stores
 from config.compose import load_config
 from loopback_hub import LoopbackHub
 from paced import paced, read_until
 from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.start import Start, choose_start, newest_of_disk_and_store
+from snapshot.start import RunStore, Start, choose_start, newest_of_disk_and_store
 from store.errors import StoreUnreachable
 from store.hub import Hub
 from store.uploader import Uploader
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
 )
 STEPS = 30
-SECRETS = ("hf_loopbackOfMeMayWrite", "signature=")
+SECRETS = ("hf_loopbackOfMeMayWrite", "signature=", "secret-of-the-test")
 
 
 def overrides(small: list[str], run_dir: Path, *more: str) -> list[str]:
@@ -95,107 +96,125 @@ def offer(uploads: Uploader, snapshot: Path) -> None:
 
 
 LIMIT = {"ratelimit": '"api";r=0;t=1', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}
+TEN_YEARS = {"status": 429, "headers": {"Retry-After": "315360000"}}
 FAULTS = {
-    "connections refused": [("*", "refuse", {"after": 12, "times": 2})],
-    "connections refused until the client gives up": [("*", "refuse", {"after": 21, "times": 6})],
-    "a hang in the contents": [("xorb", "hang", {"after": 1})],
-    "a hang after the contents": [("shard", "hang", {"after": 1})],
-    "a reset in the middle of a content": [("xorb", "reset", {"after": 1})],
-    "the answer to the contents lost": [("xorb", "lost-answer", {}), ("shard", "lost-answer", {})],
-    "401, the storage's token is not taken": [("xorb", "status", {"status": 401})],
-    "403 on the contents": [("xorb", "status", {"status": 403, "after": 1})],
-    "507, the storage is full": [("xorb", "status", {"status": 507, "times": 8})],
-    "500 before the commit": [("commit", "status", {"status": 500, "times": 2})],
-    "a wait of ten years asked for": [
-        ("xorb", "status", {"status": 429, "headers": {"Retry-After": "315360000"}})
-    ],
-    "the answer to a commit lost": [("commit", "lost-answer", {"times": 2})],
-    "a commit applied and answered with 500": [("commit", "lost-answer", {"status": 500})],
-    "409, another commit is running": [("commit", "status", {"status": 409, "times": 2})],
-    "429 with a time, on the commit": [
-        ("commit", "status", {"status": 429, "headers": {"Retry-After": "1"}, "times": 2})
-    ],
-    "429 on the contents": [("xorb", "status", {"status": 429, "headers": LIMIT})],
-    "403, the storage is full": [
-        ("commit", "status", {"status": 403, "message": "quota exceeded", "after": 1})
-    ],
-    "a stale head on reads": [("info", "stale-head", {"after": 2, "times": 3})],
-    "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
-    "a Hub that knows no cards": [("validate-yaml", "status", {"status": 404, "times": None})],
+    "a repo": {
+        "connections refused": [("*", "refuse", {"after": 4, "times": 2})],
+        "connections refused until the client gives up": [
+            ("*", "refuse", {"after": 13, "times": 6})
+        ],
+        "a hang in the contents": [("xorb", "hang", {"after": 1})],
+        "a hang after the contents": [("shard", "hang", {"after": 1})],
+        "a reset in the middle of a content": [("xorb", "reset", {"after": 1})],
+        "the answer to the contents lost": [
+            ("xorb", "lost-answer", {}),
+            ("shard", "lost-answer", {}),
+        ],
+        "401, the storage's token is not taken": [("xorb", "status", {"status": 401})],
+        "403 on the contents": [("xorb", "status", {"status": 403, "after": 1})],
+        "507, the storage is full": [("xorb", "status", {"status": 507, "times": 8})],
+        "500 before the commit": [("commit", "status", {"status": 500, "times": 2})],
+        "a wait of ten years asked for": [("xorb", "status", TEN_YEARS)],
+        "the answer to a commit lost": [("commit", "lost-answer", {"times": 2})],
+        "a commit applied and answered with 500": [("commit", "lost-answer", {"status": 500})],
+        "409, another commit is running": [("commit", "status", {"status": 409, "times": 2})],
+        "429 with a time, on the commit": [
+            ("commit", "status", {"status": 429, "headers": {"Retry-After": "1"}, "times": 2})
+        ],
+        "429 on the contents": [("xorb", "status", {"status": 429, "headers": LIMIT})],
+        "403, the storage is full": [
+            ("commit", "status", {"status": 403, "message": "quota exceeded", "after": 1})
+        ],
+        "a stale head on reads": [("info", "stale-head", {"after": 2, "times": 3})],
+        "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
+        "a Hub that knows no cards": [("validate-yaml", "status", {"status": 404, "times": None})],
+    },
+    "a repo without Xet": {
+        "a hang in the contents": [("put", "hang", {"after": 1})],
+        "a reset in the middle of a content": [("put", "reset", {"after": 1})],
+        "a wait of ten years asked for": [("batch", "status", TEN_YEARS)],
+        "429 on the contents": [("batch", "status", {"status": 429, "headers": LIMIT})],
+    },
+    "a bucket of the Hub": {
+        "a hang of the contents": [("xorb", "hang", {})],
+        "a hang after the contents": [("shard", "hang", {})],
+        "a hang of the batch": [("bucket-batch", "hang", {"after": 1})],
+        "a reset of the listing": [("bucket-tree", "reset", {"after": 1})],
+        "the answer to a batch lost": [("bucket-batch", "lost-answer", {"times": 2})],
+        "a batch that is not applied": [("bucket-batch", "partial", {"times": 2})],
+        "403 on the batch": [("bucket-batch", "status", {"status": 403, "after": 1})],
+        "503 on the contents": [("xorb", "status", {"status": 503, "times": 8})],
+        "a download that hangs": [("bucket-get", "hang", {})],
+        "a download that is cut off": [("bucket-get", "truncated", {})],
+    },
+    "S3": {
+        "503 on contents": [("PUT", "status", {"times": 2})],
+        "503 on contents for long": [("PUT", "status", {"times": 40})],
+        "500 on the listing": [("GET", "status", {"after": 2, "status": "500 Server Error"})],
+        "403 on a manifest": [("PUT manifest", "status", {"status": "403 Forbidden"})],
+        "a hang of a content": [("PUT model.safe", "hang", {})],
+        "a hang of the listing": [("GET", "hang", {"after": 2})],
+        "a reset of a content": [("PUT optimizer", "reset", {})],
+        "the answer to a content lost": [("PUT model.safe", "lost-answer", {})],
+        "the answer to a manifest lost": [("PUT manifest", "lost-answer", {})],
+        "the answer to latest.json lost": [("PUT latest", "lost-answer", {})],
+        "a delete that fails": [("DELETE", "status", {})],
+    },
 }
-WITHOUT_XET = {
-    "a hang in the contents": [("put", "hang", {"after": 1})],
-    "a reset in the middle of a content": [("put", "reset", {"after": 1})],
-    "a wait of ten years asked for": [
-        ("batch", "status", {"status": 429, "headers": {"Retry-After": "315360000"}})
-    ],
-    "429 on the contents": [("batch", "status", {"status": 429, "headers": LIMIT})],
-}
-
-
-def uploaded_through(hub: LoopbackHub, finished_run: Path, folder: Path, faults: list) -> None:
-    """A run's start, its three snapshots and its end, with faults of the hub meanwhile.
-
-    The snapshot that meets the last of them is brought to the hub before there is a newer one.
-    """
-    begun = started_empty(folder)
-    assert begun.folder is None
-    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.contents is None)
-    steps, hit = [10, 20, 30], lambda: all(fault.hits for fault in faults)
-    while steps and not hit():
-        newest = steps.pop(0)
-        offer(uploads, runs.snapshot(finished_run, newest))
-        hub.wait_for(lambda step=newest: hit() or hubs.step_of(hub) == step)
-    assert uploads.flush(60), uploads.status()
-    assert hit()
-    assert_hub_has(hub, uploads, newest)
-    for step in steps:
-        offer(uploads, runs.snapshot(finished_run, step))
-    assert uploads.flush(60), uploads.status()
-    assert_hub_has(hub, uploads, STEPS)
-    hubs.assert_always_whole(hub)
-    assert set(hub.uploaded.values()) == {1}
-    assert not any(secret in message for secret in SECRETS for message in uploads.messages())
-
-
-def assert_hub_has(hub: LoopbackHub, uploads: Uploader, step: int) -> None:
-    status = uploads.status()
-    assert (status.step, status.failure_text, status.off) == (step, None, False)
-    assert hubs.step_of(hub) == step
-
-
-def each(faults: dict, quick: set[str]) -> list:
-    """All faults, of which those that are not quick are thorough tests."""
-    marks = {name: [] if name in quick else [pytest.mark.thorough] for name in faults}
-    return [pytest.param(name, marks=SLOW.get(name, marks[name])) for name in faults]
-
-
 # The client itself waits 1, 2, 4, 8 and 8 seconds before it gives up.
-SLOW = {"connections refused until the client gives up": [pytest.mark.slow]}
-ALIKE = {  # others of the same storage, or of the same kind, stay
-    "a commit applied and answered with 500",
-    "a hang in the contents",
-    "a stale head on reads",
-    "a wait of ten years asked for",
-    "429 on the contents",
-    "a hang after the contents",
-    "the answer to the contents lost",
-    "507, the storage is full",
+SLOW = {"connections refused until the client gives up", "503 on contents for long"}
+THOROUGH = {  # others of the same storage, or of the same kind, are not
+    "a repo": {
+        "a commit applied and answered with 500",
+        "a hang in the contents",
+        "a stale head on reads",
+        "a wait of ten years asked for",
+        "429 on the contents",
+        "a hang after the contents",
+        "the answer to the contents lost",
+        "507, the storage is full",
+    },
+    "a repo without Xet": {*FAULTS["a repo without Xet"]} - {"a reset in the middle of a content"},
+    "a bucket of the Hub": {*FAULTS["a bucket of the Hub"]} - {"a hang after the contents"},
+    "S3": {*FAULTS["S3"]} - {"a hang of a content", "the answer to a manifest lost"},
 }
 
 
-@pytest.mark.parametrize("name", each(FAULTS, set(FAULTS) - ALIKE))
-def test_a_fault_costs_no_step_and_no_snapshot(near_hub, finished_run, tmp_path, name):
-    """Nothing that the loop calls fails. That it does not wait either: the tests after the next."""
-    faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
-    uploaded_through(near_hub, finished_run, tmp_path, faults)
+def cases() -> list:
+    """Each kind of store with each of its faults."""
+    both = [(kind, name) for kind, faults in FAULTS.items() for name in faults]
+    marks = {
+        (kind, name): [pytest.mark.thorough] if name in THOROUGH[kind] else []
+        for kind, name in both
+    }
+    marks |= {case: [pytest.mark.slow] for case in both if case[1] in SLOW}
+    return [pytest.param(*case, marks=marks[case], id=" - ".join(case)) for case in both]
 
 
-@pytest.mark.parametrize("near_hub", ["without Xet"], indirect=True)
-@pytest.mark.parametrize("name", each(WITHOUT_XET, {"a reset in the middle of a content"}))
-def test_a_fault_of_a_hub_without_xet_costs_no_snapshot(near_hub, finished_run, tmp_path, name):
-    faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in WITHOUT_XET[name]]
-    uploaded_through(near_hub, finished_run, tmp_path, faults)
+@pytest.mark.parametrize(("kind", "name"), cases())
+def test_a_fault_costs_no_step_and_no_snapshot(kind, name, finished_run, tmp_path, monkeypatch):
+    """Nothing that the loop calls fails. That it does not wait either: the test after the next.
+
+    The snapshot that meets the last fault is brought to the store before there is a newer one.
+    """
+    monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
+    folders = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+    with stores.place(kind, tmp_path, monkeypatch) as place:
+        faults = [place.fault(*fault[:2], **fault[2]) for fault in FAULTS[kind][name]]
+        run_id = read_state(folders[0]).run_id
+        uploads = hubs.uploader(place.open(1.0), run_id=run_id, keep=1, unknown=True)
+        for folder in folders:
+            offer(uploads, folder)
+            stores.wait_for(lambda: uploads.flush(60))
+            status = uploads.status()
+            step = int(folder.name.removeprefix("step-"))
+            assert (status.step, status.failure_text, status.off) == (step, None, False)
+            assert place.steps()[-1] == step
+        place.assert_whole()
+        assert not any(secret in text for secret in SECRETS for text in uploads.messages())
+        own = RunStore(place.open(), private=True, takeover=False)
+        assert choose_start(tmp_path / "run", "auto", own).state.step == STEPS
+        assert all(fault.hits for fault in faults)
 
 
 def test_while_the_hub_hangs_the_loop_does_not_wait(near_hub, finished_run):
@@ -220,7 +239,7 @@ def test_while_the_hub_hangs_the_loop_does_not_wait(near_hub, finished_run):
     ],
 )
 def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub, name):
-    faults = [hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
+    faults = [hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS["a repo"][name]]
     result = runs.train(*overrides(small, tmp_path / "run"), **hub.environment())
     assert all(fault.hits for fault in faults)
     assert_uploaded(hub, result)
@@ -329,49 +348,6 @@ def test_somebody_edits_the_repo_meanwhile(near_hub, finished_run, kind):
     hubs.assert_always_whole(near_hub)
 
 
-def only_one_keeps_it(hub: LoopbackHub, printed: list[str], step: int) -> None:
-    """What two runs on one repo have said shows that one has lost it, and been told how to act."""
-    lost = ["another run has uploaded step" in out for out in printed]
-    assert sorted(lost) == [False, True], printed
-    assert "hub.takeover=true" in printed[lost.index(True)]
-    assert hubs.step_of(hub) == step
-    hubs.assert_always_whole(hub)
-    assert len({one["run_id"] for one in hubs.all_latest(hub)[-2:]}) == 1
-
-
-@pytest.mark.parametrize("kind", ["none", "parent-500", "ignore-parent"])
-def test_of_two_uploaders_on_one_repo_exactly_one_keeps_it(near_hub, finished_run, kind):
-    near_hub.create(hubs.REPO)
-    if kind != "none":
-        near_hub.fault("commit", kind, times=None)
-    both = [hubs.uploader(run_id=name, attempt_id=8 * name) for name in ("a", "b")]
-    for step in (10, 20, 30):
-        for uploads in both:
-            if not uploads.status().off:
-                offer(uploads, runs.snapshot(finished_run, step))
-        assert all(uploads.flush(30) for uploads in both)
-    kept = [not uploads.status().off for uploads in both]
-    assert sorted(kept) == [False, True]
-    assert both[kept.index(True)].status().step == STEPS
-    only_one_keeps_it(near_hub, [" ".join(uploads.messages()) for uploads in both], STEPS)
-    if kind != "ignore-parent":  # there the first commits of both may come one after the other
-        assert len({one["run_id"] for one in hubs.all_latest(near_hub)}) == 1
-
-
-def test_the_late_upload_of_an_ended_attempt_fences_no_other(near_hub, finished_run):
-    """Every preempted machine: it uploads in its grace time, and the next one has begun."""
-    near_hub.create(hubs.REPO)
-    uploads = hubs.uploader(attempt_id="next")
-    late = runs.snapshot(finished_run, 10)
-    hubs.put(near_hub, late, 10, attempt="before")
-    for step in (20, 30):
-        uploads.offer(newest := runs.snapshot(finished_run, step), hubs.card(newest))
-        assert uploads.flush(30), uploads.status()
-        assert (hubs.step_of(near_hub), hubs.latest(near_hub)["attempt_id"]) == (step, "next")
-    assert hubs.latest(near_hub)["generation"] == 2
-    assert uploads.messages() == []
-
-
 @pytest.mark.thorough
 def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
     hub.create(hubs.REPO)
@@ -390,8 +366,11 @@ def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
             process.communicate(timeout=runs.DEADLINE_SECONDS)[0] for process in (one, other)
         ]
         assert one.returncode == other.returncode == 0, printed
-    only_one_keeps_it(hub, printed, STEPS)
     lost = ["another run has uploaded step" in out for out in printed]
+    assert sorted(lost) == [False, True], printed
+    assert "hub.takeover=true" in printed[lost.index(True)]
+    assert hubs.step_of(hub) == STEPS
+    hubs.assert_always_whole(hub)
     assert [f"{hubs.REPO} has step {STEPS}" in out for out in printed] == [not one for one in lost]
     for name in ("a", "b"):
         assert runs.snapshot(tmp_path / name, STEPS).is_dir()

@@ -11,7 +11,6 @@ import runs
 from loopback_hub import LoopbackHub
 from snapshot.errors import SnapshotError
 from snapshot.start import RunStore, choose_start
-from store.attempt import Best
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes
 
@@ -31,8 +30,6 @@ KINDS = [
     )
     for kind in FOREIGN
 ]
-RUN, OTHER_RUN = "1" * 32, "2" * 32
-FIRST, SECOND = "a" * 32, "b" * 32
 
 
 def somebodys(kind: str) -> dict[str, bytes]:
@@ -117,35 +114,6 @@ def test_the_advice_for_a_repo_with_a_damaged_latest_json_helps(near_hub, finish
     assert new.state.step == 30
     near_hub.commit_files(hubs.REPO, {"latest.json": sound})
     assert choose_start(tmp_path / "lost", "auto", hubs.store()).state.step == 30
-
-
-@pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
-def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, takes_over):
-    near_hub.create(hubs.REPO)
-    best = Best(1, 2.0, snapshot_of(1))
-    hubs.upload_each(hubs.uploader(keep=3), *map(snapshot_of, (1, 2, 3)), best=best)
-    mine = {
-        "snapshots/step-00000001-attempt/notes.txt": b"in a snapshot",
-        "snapshots/step-00000002-attempt/model.safetensors": b"in place of a snapshot's",
-        "snapshots/step-00000009-attempt/model.safetensors": b"no snapshot",
-        "model-00001-of-00002.safetensors": b"at the top",
-        "model.gguf": b"made of it",
-    }
-    near_hub.commit_files(hubs.REPO, mine)
-    seen = hubs.latest(near_hub)
-    run, ended = ("other", ()) if takes_over else ("run", ("attempt",))
-    known = Latest(**{name: seen[name] for name in Latest.__dataclass_fields__ if name in seen})
-    later = hubs.uploader(
-        run_id=run, attempt_id="b", ended=ended, seen=known, keep=1, takeover=takes_over
-    )
-    hubs.upload_each(later, *map(snapshot_of, (4, 5)), best=Best(4, 1.0, snapshot_of(4)))
-    repo = near_hub.repo(hubs.REPO)
-    assert {path: repo.read("main", path) for path in mine} == mine
-    others = {path for path in repo.files("main") if path.startswith("snapshots/")} - mine.keys()
-    assert {path.split("/")[1] for path in others} == {"step-00000004-b", "step-00000005-b"}
-    # What was in the place of somebody's file is a manifest's, and is gone.
-    kept = sum(entry.size for entry in repo.files("main").values() if entry.is_lfs)
-    assert repo.contents.bytes_of_large() == kept
 
 
 def test_a_store_that_0_1_0_wrote_is_refused_with_the_remedy(near_hub, finished_run, tmp_path):

@@ -6,13 +6,11 @@ from contextlib import nullcontext
 
 import pytest
 
-import hubs
 import runs
 import stores
 from config.compose import load_config
 from config.stored import as_yaml
 from disks import as_anybody
-from loopback_hub import LoopbackHub
 from snapshot.__main__ import main
 from store.attempt import Card, Policy, UploadTarget
 from store.kinds import open_store
@@ -25,18 +23,12 @@ pytestmark = pytest.mark.filterwarnings(
 RUN, ATTEMPT = "1" * 32, "a" * 32
 
 
-@pytest.fixture(params=["a repo", *stores.cases(stores.KINDS)])
+@pytest.fixture(params=stores.cases(stores.KINDS))
 def url(request, tmp_path, monkeypatch):
     """The URL of a new store, to which this process is led."""
-    if request.param == "a repo":
-        with LoopbackHub(tmp_path / "hub", new_port=True) as hub:
-            hubs.lead_here(hub, monkeypatch)
-            hub.create(hubs.REPO)
-            yield f"hf://{hubs.REPO}"
-    else:
-        with stores.place(request.param, tmp_path, monkeypatch) as place:
-            place.open().create(private=True)
-            yield place.url
+    with stores.place(request.param, tmp_path, monkeypatch) as place:
+        place.open().create(private=True)
+        yield place.url
 
 
 def test_the_status_of_a_store(url, finished_run, capsys, monkeypatch):

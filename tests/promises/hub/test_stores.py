@@ -1,4 +1,4 @@
-"""Promises 2 to 4 with a store of files: a folder, S3, a bucket of the Hub."""
+"""Promises 2 to 4 with each kind of store; the faults of all are in test_hub_faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -24,16 +23,15 @@ from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import RunStore, choose_start
-from store.attempt import Best, Card, Policy, UploadTarget
+from store.attempt import Best, Card
 from store.errors import StoreMissing, StoreRefused, StoreUnreachable
-from store.file_system import FileSystem
+from store.files import Files
 from store.kinds import open_store
 from store.uploader import Uploader
 from training.run.uploading import store_of
 
 RUN, OTHER_RUN = "1" * 32, "2" * 32
-FIRST, SECOND = "a" * 32, "b" * 32
-POLICY = Policy(keep=3, min_interval=0.0, private=True, takeover=False)
+FIRST, SECOND, THIRD = "a" * 32, "b" * 32, "c" * 32
 
 
 def place_of(step: int, attempt: str = FIRST) -> str:
@@ -44,6 +42,14 @@ def place_of(step: int, attempt: str = FIRST) -> str:
 @pytest.fixture(params=stores.cases(stores.KINDS))
 def place(request, tmp_path, monkeypatch):
     with stores.place(request.param, tmp_path, monkeypatch) as place:
+        place.open().create(private=True)
+        yield place
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    with stores.place("a folder", tmp_path, monkeypatch) as place:
+        place.open().create(private=True)
         yield place
 
 
@@ -53,76 +59,25 @@ def s3(tmp_path, monkeypatch):
         yield place
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    with stores.place("a folder", tmp_path, monkeypatch) as place:
-        yield place
-
-
-def uploader(
-    place: stores.Place,
-    run_id: str = RUN,
-    attempt_id: str = FIRST,
-    timeout: float = 10.0,
-    was_read: bool = False,
-    **more,
-) -> Uploader:
+def uploader(place: stores.Place, run_id: str = RUN, attempt_id: str = FIRST, **more) -> Uploader:
     """The uploads of an attempt, as often as it can."""
-    policy = {name: more.pop(name) for name in vars(POLICY) if name in more}
-    target = UploadTarget(
-        place.open(timeout),
-        replace(POLICY, **policy),
-        run_id,
-        attempt_id,
-        was_read=was_read,
-        **more,
-    )
-    return Uploader(target)
-
-
-def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
-    for folder in folders:
-        uploads.offer(folder, Card(""), best)
-        assert uploads.flush(60), uploads.status()
-        assert uploads.status().failure_text is None, uploads.status()
-
-
-def best_known(place: stores.Place) -> tuple[int, float | None]:
-    """Step and loss of the best snapshot, as another machine sees it."""
-    remote = place.open()
-    latest = remote.latest(remote.head())
-    return latest.best_step, latest.best_loss
+    return hubs.uploader(place.open(10.0), run_id=run_id, attempt_id=attempt_id, **more)
 
 
 def started(place: stores.Place, run_dir: Path, takeover: bool = False):
     return choose_start(run_dir, "auto", RunStore(place.open(), private=True, takeover=takeover))
 
 
-def assert_whole(place: stores.Place) -> None:
-    """A folder with a manifest has all files that this lists, and no other."""
-    paths = set(place.paths())
-    for path in (path for path in paths if path.endswith("/manifest.json")):
-        entries = {one["path"]: one for one in json.loads(place.read(path))["files"]}
-        inside = path.removesuffix("manifest.json")
-        assert {one for one in paths if one.startswith(inside)} == {
-            path,
-            *(inside + name for name in entries),
-        }
-        for name, entry in entries.items():
-            content = place.read(inside + name)
-            assert (len(content), sha256(content).hexdigest()) == (entry["size"], entry["sha256"])
-
-
 def test_what_is_uploaded_to_a_new_store_comes_back(place, finished_run, tmp_path):
     assert started(place, tmp_path / "run").folder is None
     snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
     run_id = read_state(snapshots[0]).run_id
-    uploads = uploader(place, run_id, was_read=True)
-    upload(uploads, *snapshots)
+    uploads = uploader(place, run_id)
+    hubs.upload_each(uploads, *snapshots)
     assert uploads.messages() == []
     assert uploads.status().sent.bytes_sent > 0
     assert place.steps() == [10, 20, 30]
-    assert_whole(place)
+    place.assert_whole()
     begun = started(place, tmp_path / "run")
     assert begun.state.step == begun.known_latest.step == 30
     assert manifest_sha256(begun.folder) == manifest_sha256(snapshots[-1])
@@ -133,51 +88,57 @@ def test_what_is_uploaded_to_a_new_store_comes_back(place, finished_run, tmp_pat
 
 def test_pruned_are_all_but_the_newest_milestones_and_the_best(place, snapshot_of):
     uploads = uploader(place, keep=2, milestone_every=4)
-    upload(uploads, *map(snapshot_of, range(1, 4)))
+    hubs.upload_each(uploads, *map(snapshot_of, range(1, 4)))
     best = snapshot_of(3)
-    upload(uploads, *map(snapshot_of, range(4, 8)), best=Best(3, 1.0, best))
+    hubs.upload_each(uploads, *map(snapshot_of, range(4, 8)), best=Best(3, 1.0, best))
     assert place.steps() == [3, 4, 6, 7]
     folders = {path.rpartition("/")[0] for path in place.paths() if "/step-" in path}
     assert len(folders) == 4  # nothing is left of the others
-    remote = place.open()
-    latest = remote.latest(remote.head())  # as another machine sees it
+    latest = place.latest()
     assert (latest.step, latest.best_step, latest.best_loss) == (7, 3, 1.0)
-    later = uploader(place, attempt_id=SECOND, keep=1, known_latest=latest, was_read=True)
-    upload(later, snapshot_of(9))
+    later = uploader(place, attempt_id=SECOND, keep=1, seen=latest)
+    hubs.upload_each(later, snapshot_of(9))
     assert place.steps() == [3, 9]
-    assert_whole(place)
+    place.assert_whole()
 
 
-def test_the_best_snapshot_is_uploaded_even_after_newer_ones(folder, snapshot_of):
-    uploads, best = uploader(folder, keep=1), Best(2, 1.0, snapshot_of(2))
-    upload(uploads, snapshot_of(1))
-    upload(uploads, snapshot_of(3), best=best)  # step 2 was not uploaded: the newest wins
-    upload(uploads, *map(snapshot_of, (4, 5)), best=best)
-    assert folder.steps() == [2, 5]
+def test_the_best_snapshot_is_uploaded_even_after_newer_ones(place, snapshot_of):
+    uploads, best = uploader(place, keep=1), Best(2, 1.0, snapshot_of(2))
+    hubs.upload_each(uploads, snapshot_of(1))
+    hubs.upload_each(uploads, snapshot_of(3), best=best)  # step 2 was not uploaded: the newest wins
+    hubs.upload_each(uploads, *map(snapshot_of, (4, 5)), best=best)
+    assert place.steps() == [2, 5]
     # A later attempt that keeps none leaves it there, and the one after still knows it.
-    for attempt, steps in ((SECOND, (6, 7)), ("c" * 32, (8,))):
-        assert best_known(folder) == (2, 1.0)
-        remote = folder.open()
-        known = remote.latest(remote.head())
-        later = uploader(folder, attempt_id=attempt, keep=1, known_latest=known, was_read=True)
-        upload(later, *map(snapshot_of, steps))
-    assert folder.steps() == [2, 8]
-    assert_whole(folder)
+    for attempt, steps in ((SECOND, (6, 7)), (THIRD, (8,))):
+        known = place.latest()
+        assert (known.best_step, known.best_loss) == (2, 1.0)
+        later = uploader(place, attempt_id=attempt, keep=1, seen=known)
+        hubs.upload_each(later, *map(snapshot_of, steps))
+    assert place.steps() == [2, 8]
+    hubs.upload_each(later, snapshot_of(9), best=Best(8, 0.5, snapshot_of(8)))
+    assert place.steps() == [8, 9]
+    place.assert_whole()
+    # Another run has another best.
+    other = uploader(place, OTHER_RUN, "d" * 32, seen=place.latest(), takeover=True)
+    hubs.upload_each(other, snapshot_of(6))
+    assert place.steps() == [6]
+    assert (place.latest().best_step, place.latest().best_loss) == (0, None)
 
 
 def test_a_best_snapshot_that_a_store_has_not_is_ignored(folder, snapshot_of):
     """Or the next best one would have to be better than a loss that no snapshot has."""
-    upload(uploader(folder), snapshot_of(3))
+    hubs.upload_each(uploader(folder), snapshot_of(3))
     for step, best in ((2, (0, None)), (3, (3, 1.0))):
         said = {**json.loads(folder.read("latest.json")), "best_step": step, "best_loss": 1.0}
         folder.put("latest.json", json.dumps(said).encode())
-        assert best_known(folder) == best
+        latest = folder.latest()
+        assert (latest.best_step, latest.best_loss) == best
 
 
 def test_a_snapshot_that_is_damaged_there_is_passed_over(folder, finished_run, tmp_path):
     run_id = read_state(runs.snapshot(finished_run, 10)).run_id
     uploads = uploader(folder, run_id)
-    upload(uploads, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
+    hubs.upload_each(uploads, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
     folder.remove(f"{place_of(30)}/model.safetensors")
     older = folder.read(f"{place_of(10)}/optimizer.safetensors")
     folder.put(f"{place_of(20)}/optimizer.safetensors", older)
@@ -189,25 +150,25 @@ def test_a_snapshot_that_is_damaged_there_is_passed_over(folder, finished_run, t
 
 def test_what_another_attempt_is_uploading_is_not_deleted(s3, snapshot_of):
     first = uploader(s3, attempt_id=FIRST, keep=1)
-    upload(first, snapshot_of(5))
-    slow = s3.fault("hang", "PUT", path=f"{place_of(7, SECOND)}/manifest", times=1000)
-    other = uploader(s3, attempt_id=SECOND, keep=1, was_read=True)
+    hubs.upload_each(first, snapshot_of(5))
+    slow = s3.fault(f"PUT {place_of(7, SECOND)}/manifest", "hang", times=1000)
+    other = uploader(s3, attempt_id=SECOND, keep=1)
     other.offer(snapshot_of(7), Card(""))  # its contents are there, and its manifest hangs
     stores.wait_for(lambda: slow.hits)
-    upload(first, *map(snapshot_of, (10, 11, 12)))
+    hubs.upload_each(first, *map(snapshot_of, (10, 11, 12)))
     assert f"{place_of(7, SECOND)}/model.safetensors" in s3.paths()
     slow.times = 0
     assert other.flush(60)
-    assert_whole(s3)
+    s3.assert_whole()
     assert s3.steps() == [7, 12]
 
 
 def test_leavings_of_an_attempt_that_is_over_are_deleted(folder, snapshot_of):
-    upload(uploader(folder, attempt_id=FIRST), snapshot_of(5))
+    hubs.upload_each(uploader(folder, attempt_id=FIRST), snapshot_of(5))
     half = folder.read(f"{place_of(5)}/model.safetensors")
     folder.put(f"{place_of(6)}/model.safetensors", half)
-    ended = {"ended_attempts": (FIRST,), "was_read": True}
-    upload(uploader(folder, attempt_id=SECOND, keep=1, **ended), snapshot_of(10))
+    later = uploader(folder, attempt_id=SECOND, keep=1, ended=(FIRST,))
+    hubs.upload_each(later, snapshot_of(10))
     assert {path.rpartition("/")[0] for path in folder.paths() if "/step-" in path} == {
         place_of(10, SECOND)
     }
@@ -215,37 +176,46 @@ def test_leavings_of_an_attempt_that_is_over_are_deleted(folder, snapshot_of):
 
 def test_a_snapshot_that_may_not_be_deleted_keeps_no_other(folder, snapshot_of, monkeypatch):
     """Object Lock and retention rules of a bucket refuse deletions."""
-    delete = FileSystem.delete
+    delete = Files.delete
 
     def refuse(store, path):
         if "step-00000001-" in path:
             raise StoreRefused("the object is locked")
         delete(store, path)
 
-    monkeypatch.setattr(FileSystem, "delete", refuse)
+    monkeypatch.setattr(Files, "delete", refuse)
     uploads = uploader(folder, keep=1)
-    upload(uploads, *map(snapshot_of, range(1, 5)))
+    hubs.upload_each(uploads, *map(snapshot_of, range(1, 5)))
     assert folder.steps() == [1, 4]
     (said,) = uploads.messages()
     assert "the object is locked. Uploads continue." in said
-    assert_whole(folder)
+    folder.assert_whole()
 
 
 @pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
 def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
-    upload(uploader(place, keep=3), *map(snapshot_of, (1, 2)))
+    hubs.upload_each(uploader(place, keep=3), *map(snapshot_of, (1, 2)))
     mine = {
         f"{place_of(1)}/notes.txt": b"in a snapshot",
         f"{place_of(2)}/model.safetensors": b"in place of a snapshot's",
+        f"{place_of(9, THIRD)}/model.safetensors": b"no snapshot",
+        "model-00001-of-00002.safetensors": b"at the top",
+        "model.gguf": b"made of it",
     }
     for path, content in mine.items():
         place.put(path, content)
-    run = OTHER_RUN if takes_over else RUN
-    later = uploader(place, run, SECOND, keep=1, takeover=takes_over, was_read=True)
-    upload(later, *map(snapshot_of, (4, 5)))
+    run, known = OTHER_RUN if takes_over else RUN, place.latest()
+    later = uploader(place, run, SECOND, keep=1, seen=known, takeover=takes_over)
+    hubs.upload_each(later, *map(snapshot_of, (4, 5)), best=Best(4, 1.0, snapshot_of(4)))
     assert {path: place.read(path) for path in mine} == mine
     others = {path for path in place.paths() if "/step-" in path} - mine.keys()
-    assert {path.split("/")[1] for path in others} == {f"step-00000005-{SECOND[:8]}"}
+    folders = {path.rpartition("/")[0] for path in others}
+    assert folders == {place_of(4, SECOND), place_of(5, SECOND)}
+    if isinstance(place, stores.HubRepo):
+        # What was in the place of somebody's file is a manifest's, and is gone.
+        listed = place.repo.files("main").values()
+        needed = sum(entry.size for entry in listed if entry.is_lfs)
+        assert place.repo.contents.bytes_of_large() == needed
 
 
 @pytest.mark.parametrize(
@@ -254,19 +224,20 @@ def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
 )
 def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
     place.put(path, b"mine")
+    before = place.paths()
     for takeover in (False, True):
         with pytest.raises(SnapshotError, match=r"which no run of this project uploaded"):
             started(place, tmp_path / "run", takeover)
-    late = uploader(place)
+    late = uploader(place, unknown=True)
     late.offer(tmp_path / "step-00000001", Card(""))
     assert late.flush(60)
     assert late.status().off
-    assert place.paths() == [path]
+    assert place.paths() == before
     assert place.read(path) == b"mine"
 
 
 def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(folder, snapshot_of):
-    upload(uploader(folder), snapshot_of(1), snapshot_of(2))
+    hubs.upload_each(uploader(folder), snapshot_of(1), snapshot_of(2))
     cut = f"{place_of(1)}/"
     folder.remove(f"{cut}manifest.json")
     mine = {f"{cut}notes.json": b"{}", f"{cut}lora.safetensors": b"mine"}
@@ -275,13 +246,13 @@ def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(folder, snapshot_of)
     written = {path.name for path in snapshot_of(1).iterdir()} - {"manifest.json"}
     there = {path.removeprefix(cut) for path in folder.paths() if path.startswith(cut)}
     assert there > written
-    ended = {"ended_attempts": (FIRST,), "was_read": True}
-    upload(uploader(folder, attempt_id=SECOND, keep=1, **ended), *map(snapshot_of, (4, 5)))
+    later = uploader(folder, attempt_id=SECOND, keep=1, ended=(FIRST,))
+    hubs.upload_each(later, *map(snapshot_of, (4, 5)))
     assert {path for path in folder.paths() if path.startswith(cut)} == set(mine)
 
 
 def test_files_of_file_managers_are_ignored_and_stay(place, snapshot_of, tmp_path):
-    upload(uploader(place, read_state(snapshot_of(3)).run_id), snapshot_of(3))
+    hubs.upload_each(uploader(place, read_state(snapshot_of(3)).run_id), snapshot_of(3))
     names = (".DS_Store", "Thumbs.db", "._owner.json")
     folders = ("", "snapshots/", f"{place_of(3)}/")
     files = {folder + name for folder in folders for name in names}
@@ -293,8 +264,8 @@ def test_files_of_file_managers_are_ignored_and_stay(place, snapshot_of, tmp_pat
 
 def test_a_store_that_cannot_be_listed_is_not_a_new_one(folder, snapshot_of, tmp_path, monkeypatch):
     """Also where only the newest attempt cannot: the run would go on from an older step."""
-    upload(uploader(folder), snapshot_of(1))
-    upload(uploader(folder, attempt_id=SECOND, was_read=True), snapshot_of(2))
+    hubs.upload_each(uploader(folder), snapshot_of(1))
+    hubs.upload_each(uploader(folder, attempt_id=SECOND), snapshot_of(2))
     real = os.scandir
 
     def scandir(path="."):
@@ -308,154 +279,79 @@ def test_a_store_that_cannot_be_listed_is_not_a_new_one(folder, snapshot_of, tmp
 
 
 def test_another_run_needs_a_takeover_and_then_replaces_all(place, snapshot_of, finished_run):
-    upload(uploader(place, OTHER_RUN), snapshot_of(5))
+    hubs.upload_each(uploader(place, OTHER_RUN), snapshot_of(5))
     newest = runs.snapshot(finished_run, 30)
     with pytest.raises(SnapshotError, match=f"{place.key} holds another run"):
         started(place, newest.parent.parent)
-    fenced = uploader(place, RUN, SECOND, was_read=True)
+    fenced = uploader(place, RUN, SECOND)
     fenced.offer(snapshot_of(6), Card(""))
     assert fenced.flush(30)
     assert fenced.status().off
     assert "another run has uploaded step 5 to " in fenced.messages()[0]
-    upload(uploader(place, RUN, SECOND, takeover=True, was_read=True), snapshot_of(6))
+    hubs.upload_each(uploader(place, RUN, SECOND, takeover=True), snapshot_of(6))
     assert place.steps() == [6]
 
 
 def test_of_two_attempts_of_a_run_the_later_start_owns_the_store(place, snapshot_of):
     first = uploader(place, attempt_id=FIRST, keep=2)
-    upload(first, snapshot_of(5))
-    remote = place.open()
-    known = remote.latest(remote.head())
-    later = uploader(place, attempt_id=SECOND, keep=2, known_latest=known, was_read=True)
-    upload(first, snapshot_of(8))  # as a preempted machine does in its grace time
-    upload(later, snapshot_of(7))
+    hubs.upload_each(first, snapshot_of(5))
+    later = uploader(place, attempt_id=SECOND, keep=2, seen=place.latest())
+    hubs.upload_each(first, snapshot_of(8))  # as a preempted machine does in its grace time
+    hubs.upload_each(later, snapshot_of(7))
     first.offer(snapshot_of(10), Card(""))
     assert first.flush(60)
     assert first.status().off
     assert "another start of this run uploads to " in first.messages()[0]
     assert place.steps() == [5, 7, 8]
-    upload(later, *map(snapshot_of, (9, 11)))
+    hubs.upload_each(later, *map(snapshot_of, (9, 11)))
     assert place.steps() == [9, 11]
-    latest = remote.latest(remote.head())
+    latest = place.latest()
     assert (latest.attempt_id, latest.generation, latest.step) == (SECOND, 2, 11)
-    assert_whole(place)
-
-
-@pytest.mark.parametrize("kind", stores.cases(["a folder", "S3"]))
-def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
-    kind, snapshot_of, tmp_path, monkeypatch
-):
-    with stores.place(kind, tmp_path, monkeypatch) as place:
-        one, other = uploader(place, RUN, FIRST), uploader(place, OTHER_RUN, SECOND)
-        one.offer(snapshot_of(1), Card(""))
-        other.offer(snapshot_of(2), Card(""))
-        assert one.flush(60)
-        assert other.flush(60)
-        if not (one.status().off or other.status().off):
-            # They wrote latest.json at the same moment. The next upload of each finds the last.
-            for uploads in (one, other):
-                uploads.offer(snapshot_of(3), Card(""))
-                assert uploads.flush(60)
-        assert sorted([one.status().off, other.status().off]) == [False, True]
-        fenced = one if one.status().off else other
-        assert any("this one stops uploading" in said for said in fenced.messages())
-        kept = other if fenced is one else one
-        upload(kept, snapshot_of(4))
-        # With a takeover the other one replaces it, and that one finds out.
-        upload(uploader(place, "3" * 32, "c" * 32, takeover=True, was_read=True), snapshot_of(5))
-        kept.offer(snapshot_of(6), Card(""))
-        assert kept.flush(60)
-        assert kept.status().off
-        assert "another run has uploaded step 5 to " in "".join(kept.messages())
-        assert 6 not in place.steps()
-
-
-FAULTS = {
-    "503 on contents": ("status", "PUT", {"times": 2}),
-    "503 on contents for long": ("status", "PUT", {"times": 40}),
-    "500 on the listing": ("status", "GET", {"after": 2, "status": "500 Internal Server Error"}),
-    "403 on a manifest": ("status", "PUT", {"path": "manifest", "status": "403 Forbidden"}),
-    "a hang of a content": ("hang", "PUT", {"path": "model.safe"}),
-    "a hang of the listing": ("hang", "GET", {"after": 2}),
-    "a reset of a content": ("reset", "PUT", {"path": "optimizer"}),
-    "the answer to a content lost": ("lost-answer", "PUT", {"path": "model.safe"}),
-    "the answer to a manifest lost": ("lost-answer", "PUT", {"path": "manifest"}),
-    "the answer to latest.json lost": ("lost-answer", "PUT", {"path": "latest"}),
-    "a delete that fails": ("status", "DELETE", {}),
-}
-QUICK = {"a hang of a content", "the answer to a manifest lost"}
-LONG = {"503 on contents for long"}
-
-
-def mark_of(fault: str) -> list[pytest.MarkDecorator]:
-    if fault in LONG:
-        return [pytest.mark.slow]
-    return [] if fault in QUICK else [pytest.mark.thorough]
-
-
-@pytest.mark.parametrize("name", [pytest.param(one, marks=mark_of(one)) for one in FAULTS])
-def test_a_fault_of_s3_costs_no_snapshot(s3, finished_run, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
-    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
-    uploads = uploader(s3, read_state(snapshots[0]).run_id, timeout=1.0, keep=1)
-    kind, method, more = FAULTS[name]
-    fault = s3.fault(kind, method, **more)
-    for folder in snapshots:
-        uploads.offer(folder, Card(""))
-        stores.wait_for(lambda: uploads.flush(60))
-    assert fault.hits
-    assert uploads.status().step == 30
-    assert s3.steps()[-1] == 30
-    assert_whole(s3)
-    assert "secret-of-the-test" not in "".join(uploads.messages())
-    assert started(s3, tmp_path / "run").state.step == 30
-
-
-FAULTS_OF_THE_HUB = {
-    "a hang of the contents": ("xorb", "hang", {}),
-    "a hang after the contents": ("shard", "hang", {}),
-    "a hang of the batch": ("bucket-batch", "hang", {"after": 1}),
-    "a reset of the listing": ("bucket-tree", "reset", {"after": 1}),
-    "the answer to a batch lost": ("bucket-batch", "lost-answer", {"times": 2}),
-    "a batch that is not applied": ("bucket-batch", "partial", {"times": 2}),
-    "403 on the batch": ("bucket-batch", "status", {"status": 403, "after": 1}),
-    "503 on the contents": ("xorb", "status", {"status": 503, "times": 8}),
-    "a download that hangs": ("bucket-get", "hang", {}),
-    "a download that is cut off": ("bucket-get", "truncated", {}),
-}
+    place.assert_whole()
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("kind", "fault"),
     [
-        pytest.param(one, marks=() if one == "a hang after the contents" else pytest.mark.thorough)
-        for one in FAULTS_OF_THE_HUB
+        ("a folder", None),
+        pytest.param("S3", None, marks=pytest.mark.thorough),
+        *(("a repo", fault) for fault in (None, "parent-500", "ignore-parent")),
     ],
 )
-def test_a_fault_of_a_bucket_of_the_hub_costs_no_snapshot(
-    finished_run, tmp_path, monkeypatch, name
+def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
+    kind, fault, snapshot_of, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
-    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
-    endpoint, kind, more = FAULTS_OF_THE_HUB[name]
-    with stores.place("a bucket of the Hub", tmp_path, monkeypatch) as place:
-        uploads = uploader(place, read_state(snapshots[0]).run_id, timeout=1.0, keep=1)
-        fault = place.hub.fault(endpoint, kind, **more)
-        for folder in snapshots:
-            uploads.offer(folder, Card(""))
-            stores.wait_for(lambda: uploads.flush(60))
-        assert (uploads.status().step, place.steps()[-1]) == (30, 30)
-        assert_whole(place)
-        assert "hf_loopback" not in "".join(uploads.messages())
-        assert started(place, tmp_path / "run").state.step == 30
-        assert fault.hits
+    with stores.place(kind, tmp_path, monkeypatch) as place:
+        place.open().create(private=True)
+        if fault is not None:
+            place.fault("commit", fault, times=None)
+        both = uploader(place, RUN, FIRST), uploader(place, OTHER_RUN, SECOND)
+        for step in (1, 2):  # where both wrote at the same moment, the next upload finds the last
+            for uploads in both:
+                uploads.offer(snapshot_of(step), Card(""))
+            assert all(uploads.flush(60) for uploads in both)
+        assert sorted(uploads.status().off for uploads in both) == [False, True]
+        fenced, keeps = sorted(both, key=lambda uploads: not uploads.status().off)
+        said = "".join(fenced.messages())
+        assert "another run has uploaded step" in said
+        assert "start again with hub.takeover=true" in said
+        hubs.upload_each(keeps, snapshot_of(4))
+        # With a takeover the other one replaces it, and that one finds out.
+        third = uploader(place, "3" * 32, THIRD, takeover=True)
+        hubs.upload_each(third, snapshot_of(5))
+        keeps.offer(snapshot_of(6), Card(""))
+        assert keeps.flush(60)
+        assert keeps.status().off
+        assert "another run has uploaded step 5 to " in "".join(keeps.messages())
+        assert 6 not in place.steps()
+        place.assert_whole()
 
 
 def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch):
-    monkeypatch.setattr("store.file_system.BLOCK_BYTES", 5 << 20)
+    monkeypatch.setattr("store.files.BLOCK_BYTES", 5 << 20)
     content = random.Random(1).randbytes(12 << 20)
     store = s3.open(timeout=60.0)  # a part has 5 MiB
-    s3.fault("status", "PUT", path="partNumber=2", status="403 Forbidden")
+    s3.fault("PUT partNumber=2", "status", status="403 Forbidden")
     path = f"{place_of(1)}/model.safetensors"
     with pytest.raises(StoreRefused, match="Check the credentials and their permissions"):
         store.write(path, BytesIO(content))
@@ -502,7 +398,7 @@ def words(place: stores.Place, run_dir: Path, *more: str) -> list[str]:
     return ["model.dropout=0.1", "train.eval_every=100", place.key, *mine]
 
 
-@pytest.mark.parametrize("kind", stores.cases(stores.SHIPPED))
+@pytest.mark.parametrize("kind", stores.cases(stores.FILES))
 def test_a_run_goes_on_from_its_store_on_another_machine(
     kind, finished_run, small, tmp_path, monkeypatch
 ):
@@ -512,7 +408,7 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
         with runs.started(runs.command(*small, *mine), **place.environment) as process:
             stores.wait_for(lambda: "latest.json" in place.paths())
             process.kill()
-        assert_whole(place)
+        place.assert_whole()
         before = place.steps()[-1]
         shutil.rmtree(here)
         rest = runs.train(
@@ -527,11 +423,11 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
         runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(there, 30))
         assert f"hub       {place.url} has step 30" in rest.stdout
         assert place.steps()[-1] == 30
-        assert_whole(place)
+        place.assert_whole()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", stores.SHIPPED)
+@pytest.mark.parametrize("kind", stores.FILES)
 def test_killed_while_uploading_the_store_is_whole(
     kind, finished_run, small, tmp_path, monkeypatch
 ):
@@ -547,11 +443,11 @@ def test_killed_while_uploading_the_store_is_whole(
                     )
                 )
                 process.kill()
-            assert_whole(place)
+            place.assert_whole()
         result = runs.train(*small, *mine, **place.environment)
         assert result.returncode == 0, result.stderr
         assert place.steps()[-1] == 30
-        assert_whole(place)
+        place.assert_whole()
         shutil.rmtree(tmp_path / "run")
         fetched = started(place, tmp_path / "run")
         runs.assert_same_bits(runs.snapshot(finished_run, 30), fetched.folder)

@@ -21,7 +21,7 @@ import runs
 from common import hub_client as http
 from loopback_hub import LoopbackHub
 from store.attempt import Best
-from store.file_system import Bucket
+from store.files import Bucket
 from store.hub import Hub
 
 pytestmark = pytest.mark.filterwarnings(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from store.errors import StoreMissing, StoreRefused, StoreUnreachable
-from store.file_system import Disk
+from store.files import Disk
 
 RUN, FOLDER = "snapshots", "snapshots/step-00000001-aaaaaaaa"
 PATH = f"{FOLDER}/manifest.json"

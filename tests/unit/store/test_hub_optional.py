@@ -18,7 +18,7 @@ from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
 from snapshot.start import RunStore, Start, choose_start, newest_of_disk_and_store
 from store.fetch import INFERENCE, fetch_newest, read_store
-from store.file_system import Disk
+from store.files import Disk
 from store.hub import Hub
 from training.run.uploading import begin_uploads
 

@@ -11,7 +11,7 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 from snapshot.start import RunStore, choose_start
-from store.file_system import Disk
+from store.files import Disk
 from store.hub import Hub
 from store.store import Store
 

@@ -111,8 +111,7 @@ def test_a_deletion_that_fails_costs_no_upload(near_hub, snapshot_of, endpoint, 
         repo = near_hub.repo(hubs.REPO)
         head = {entry.sha256: entry.size for entry in repo.files("main").values() if entry.is_lfs}
         assert repo.contents.bytes_of_large() == sum(head.values())
-        assert len(said) == 1
-        assert said[0].endswith("The next upload of this run tries again.")
+        assert said == []
     else:
         assert len([one for one in said if message in one]) == 1
 
@@ -213,33 +212,6 @@ def test_a_milestone_that_is_no_snapshot_is_refused(small):
     assert result.returncode == 2
     assert "hub.milestone_every=25 is not a multiple of snapshot.every=10" in result.stderr
     assert "The nearest: 20 or 30" in result.stderr
-
-
-def test_the_best_snapshot_is_in_the_repo_without_resending(near_hub, snapshot_of):
-    near_hub.create(hubs.REPO)
-    uploads = hubs.uploader(keep=1)
-    best = Best(1, 2.0, snapshot_of(1))
-    hubs.upload_each(uploads, best.folder)
-    sent = near_hub.uploaded.total()
-    hubs.upload_each(uploads, snapshot_of(2), snapshot_of(3), best=best)
-    repo = near_hub.repo(hubs.REPO)
-    assert near_hub.uploaded.total() - sent == 2  # a xorb for each new snapshot
-    assert hubs.steps_at_head(repo) == [1, 3]
-    assert hubs.latest(near_hub)["best_step"] == 1
-    assert hubs.latest(near_hub)["best_loss"] == 2.0
-    assert_refs_whole(near_hub)
-    hubs.upload_each(uploads, snapshot_of(4), best=Best(3, 1.5, snapshot_of(3)))
-    assert hubs.steps_at_head(repo) == [3, 4]
-    assert_refs_whole(near_hub)
-    # A later attempt that keeps none leaves it there.
-    hubs.upload_each(hubs.uploader(attempt_id="b", seen=hubs.seen(), keep=1), snapshot_of(5))
-    assert hubs.steps_at_head(repo) == [3, 5]
-    assert hubs.latest(near_hub)["best_step"] == 3
-    # Another run has another best.
-    other = hubs.uploader(run_id="other", attempt_id="c", seen=hubs.seen(), takeover=True)
-    hubs.upload_each(other, snapshot_of(6))
-    assert hubs.steps_at_head(repo) == [6]
-    assert hubs.latest(near_hub)["best_step"] == 0
 
 
 def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, snapshot_of):

@@ -64,7 +64,7 @@ def test_a_file_at_two_paths_is_uploaded_once(hub, remote, tmp_path):
     add = {name: Addition(file) for name in ("a.safetensors", "b.safetensors")}
     head, sent = remote.publish(remote.head(), add, (), "two")
     assert sent.bytes_sent == 400_000
-    assert hub.count("shard") == 1
+    assert hub.count("xorb") == 1
     assert len({file.sha256 for file in head.files.values() if file.sha256}) == 1
     assert head.files == remote.head().files
 
