@@ -195,7 +195,7 @@ def with_hub(options: argparse.Namespace) -> None:
             text=True,
         )
         assert server.stdout is not None
-        environment |= dict(server.stdout.readline().strip().split("=", 1) for _ in range(2))
+        environment |= dict(server.stdout.readline().strip().split("=", 1) for _ in range(3))
         try:
             for pair in range(options.pairs):
                 runs: dict[str, Run] = {}

@@ -21,8 +21,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import hubs
 import runs
 from disks import Tmpfs, mounted
-from loopback_deviations import ALL, Deviations
-from loopback_hub import LoopbackHub
+from loopback_hub import ALL, Deviations, LoopbackHub
 
 TESTS = Path(__file__).parent
 

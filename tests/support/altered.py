@@ -5,7 +5,6 @@ python tests/support/altered.py ALTERATION key=value ...
     aborts       the process of rank 0 aborts at step 5 in a thread of C, as NCCL's watchdog does
     fails        the process of rank 1 fails at step 5, alone
     evaluates-N  killed in the evaluation after step N, when its snapshot has been written
-    waits-N      each step waits N seconds before it begins, as that of a larger model would compute
     groups       the main process prints the process groups in which it has called a collective
     weights      the main process prints the hashes of the first weights; then all end
 """
@@ -37,8 +36,6 @@ from training.run.session import Session
 class Altered(Session):
     def steps(self):
         for step in super().steps():
-            if name == "waits":
-                time.sleep(float(value))
             if step == 5 and name == "aborts" and os.environ["RANK"] == "0":
                 abort_in_a_thread()
             if step == 5 and name == "fails" and os.environ["RANK"] == "1":

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 import hubs
 import runs
 from in_memory import FAULTS, KINDS, Fault, Killed, Shared
+from paced import paced, read_until
 from snapshot.disk.folder import MANIFEST, MANIFEST_FORMAT, folder_name
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState
 from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
@@ -299,22 +300,22 @@ def test_a_takeover_lasts_until_the_first_upload():
         fence.check(found(11, run="another"), 10)
 
 
-def slow(small: list[str], seconds: float, run_dir: Path, *more: str) -> list[str]:
-    """The command of a run whose steps take a while."""
-    words = [*small, "model.dropout=0.1", "train.eval_every=1000", "run.name=run"]
-    words += hubs.words(run_dir, *more)
-    return runs.command(f"waits-{seconds}", *words, script="tests/support/altered.py")
-
-
 @pytest.mark.thorough
 def test_of_two_living_attempts_the_later_owns_and_the_earlier_trains_on(small, tmp_path, hub):
-    more = ("train.max_steps=120", "snapshot.every=10")
-    first, second = (slow(small, 0.15, tmp_path / name, *more) for name in ("a", "b"))
-    with runs.started(first, into=tmp_path / "first", **hub.environment()) as one:
-        runs.wait_until(lambda: hubs.step_of(hub), one)
-        with runs.started(second, into=tmp_path / "second", **hub.environment()) as other:
-            assert (one.wait(120), other.wait(120)) == (0, 0)
-    said, of_later = ((tmp_path / name).read_text() for name in ("first", "second"))
+    """The earlier one stands still until the later one has uploaded: nobody reads what it says."""
+    words = [*small, "model.dropout=0.1", "train.eval_every=1000", "run.name=run"]
+    words += ["train.max_steps=120", "snapshot.every=10"]
+    first, second = (
+        runs.command(*words, *hubs.words(tmp_path / name)) for name in ("first", "second")
+    )
+    with paced(first, **hub.environment()) as (one, lines):
+        said = "".join(read_until(lines, "step 1/"))
+        hub.wait_for(lambda: hubs.step_of(hub))
+        with runs.started(second, into=tmp_path / "of later", **hub.environment()) as other:
+            hub.wait_for(lambda: hubs.latest(hub)["generation"] == 2, runs.DEADLINE_SECONDS)
+            said += "".join(lines)
+            assert one.wait(runs.DEADLINE_SECONDS) == other.wait(runs.DEADLINE_SECONDS) == 0
+    of_later = (tmp_path / "of later").read_text()
     assert said.count("another start of this run uploads to me/run now") == 1
     assert "me/run lacks the end of this run: uploads have stopped, see above" in said
     assert "this one stops uploading" not in of_later
@@ -322,5 +323,5 @@ def test_of_two_living_attempts_the_later_owns_and_the_earlier_trains_on(small, 
     by_attempt = [one["attempt_id"] for one in hubs.all_latest(hub)]
     assert by_attempt == sorted(by_attempt, key=by_attempt.index)  # none of them twice
     assert (hubs.latest(hub)["generation"], hubs.step_of(hub)) == (2, 120)
-    runs.assert_same_bits(*(runs.snapshot(tmp_path / name, 120) for name in ("a", "b")))
+    runs.assert_same_bits(*(runs.snapshot(tmp_path / name, 120) for name in ("first", "second")))
     hubs.assert_always_whole(hub)

@@ -13,7 +13,7 @@ import torch
 
 import hubs
 import runs
-from loopback_deviations import ALL, Deviations
+from loopback_hub import ALL, Deviations
 from training.reporting.metrics import read_events
 
 AT_ANY_SERVER = pytest.mark.parametrize(

@@ -6,31 +6,18 @@ import json
 import re
 from base64 import b64decode
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
-import loopback_buckets
-from loopback_buckets import Bucket
-from loopback_contents import Refusal
-from loopback_messages import Answer, Call, Stretch, error_answer, json_answer
-from loopback_routes import (
-    BLOBS,
-    Routes,
-    commit_meant,
-    lfs_of,
-    page,
-    readable,
-    user_of,
-    writable,
-)
-from loopback_store import Add, AddLarge, Commit, Delete, Operation, Repo
+from loopback_repos import commit_meant, lfs_of, page, readable, user_of, writable
+from loopback_server import Answer, Call, Refusal, Stretch, answers, error_answer, json_answer
+from loopback_store import BUCKETS, Add, AddLarge, Bucket, Commit, Delete, Operation, Repo
 from loopback_xet import headers_of
 
 MOST_FILES_OF_A_PREUPLOAD = 256
-ROUTES = Routes()
 LFS_JSON = "application/vnd.git-lfs+json"
 
 
-@ROUTES.answers("preupload", "POST", "/api/models/{repo}/preupload/{revision}")
+@answers("preupload", "POST", "/api/models/{repo}/preupload/{revision}")
 def _preupload(call: Call) -> Answer:
     repo, _ = writable(call)
     there = commit_meant(call, repo).files
@@ -54,7 +41,7 @@ def _preupload(call: Call) -> Answer:
     )
 
 
-@ROUTES.answers("batch", "POST", "/{repo}.git/info/lfs/objects/batch")
+@answers("batch", "POST", "/{repo}.git/info/lfs/objects/batch")
 def _batch(call: Call) -> Answer:
     repo, _ = writable(call)
     wanted = call.body.json()
@@ -73,12 +60,12 @@ def _instructions(call: Call, repo: Repo, wanted: dict[str, Any]) -> dict[str, A
         return {"oid": oid, "size": size, "error": {"code": 422, "message": "Invalid oid"}}
     if repo.contents.size_of_large(oid) is not None:
         return {"oid": oid, "size": size}
-    upload: dict[str, Any] = {"href": hub.signed(BLOBS, "PUT", f"/upload/{repo.id}/{oid}")}
+    upload: dict[str, Any] = {"href": hub.signed("PUT", f"/upload/{repo.id}/{oid}")}
     verify = {"href": f"{hub.endpoint}/{repo.id}.git/info/lfs/objects/verify"}
     return {"oid": oid, "size": size, "actions": {"upload": upload, "verify": verify}}
 
 
-@ROUTES.answers("put", "PUT", "/upload/{repo}/{oid}", BLOBS)
+@answers("put", "PUT", "/upload/{repo}/{oid}")
 def _put(call: Call) -> Answer:
     repo, oid = _signed_repo(call), call.names["oid"]
     repo.contents.receive(oid, call.body.blocks())
@@ -86,7 +73,7 @@ def _put(call: Call) -> Answer:
     return Answer()
 
 
-@ROUTES.answers("verify", "POST", "/{repo}.git/info/lfs/objects/verify")
+@answers("verify", "POST", "/{repo}.git/info/lfs/objects/verify")
 def _verify(call: Call) -> Answer:
     repo, _ = writable(call)
     wanted = call.body.json()
@@ -98,7 +85,7 @@ def _verify(call: Call) -> Answer:
     return json_answer({"message": "OK"})
 
 
-@ROUTES.answers("commit", "POST", "/api/models/{repo}/commit/{revision}")
+@answers("commit", "POST", "/api/models/{repo}/commit/{revision}")
 def _commit(call: Call) -> Answer:
     repo, user = writable(call)
     try:
@@ -146,8 +133,8 @@ def _operation(call: Call, key: str, value: dict[str, Any]) -> Operation:
     raise Refusal(400, f"Unknown operation {key}")
 
 
-@ROUTES.answers("tree", "GET", "/api/models/{repo}/tree/{revision}")
-@ROUTES.answers("tree", "GET", "/api/models/{repo}/tree/{revision}/{path}")
+@answers("tree", "GET", "/api/models/{repo}/tree/{revision}")
+@answers("tree", "GET", "/api/models/{repo}/tree/{revision}/{path}")
 def _tree(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
@@ -166,11 +153,11 @@ def _tree(call: Call) -> Answer:
     return page(call, [_line(call, repo, commit, inside + name) for name in sorted(names)])
 
 
-@ROUTES.answers("paths-info", "POST", "/api/models/{repo}/paths-info/{revision}")
+@answers("paths-info", "POST", "/api/models/{repo}/paths-info/{revision}")
 def _paths_info(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
-    form = call.form()
+    form = parse_qs(call.body.read().decode())
     folders = {path[:at] for path in commit.files for at, sign in enumerate(path) if sign == "/"}
     there = [path for path in form.get("paths", []) if path in commit.files or path in folders]
     return json_answer([_line(call, repo, commit, path) for path in there])
@@ -194,8 +181,8 @@ def _line(call: Call, repo: Repo, commit: Commit, path: str) -> dict[str, Any]:
     return line
 
 
-@ROUTES.answers("resolve-head", "HEAD", "/{repo}/resolve/{revision}/{path}")
-@ROUTES.answers("resolve-get", "GET", "/{repo}/resolve/{revision}/{path}")
+@answers("resolve-head", "HEAD", "/{repo}/resolve/{revision}/{path}")
+@answers("resolve-get", "GET", "/{repo}/resolve/{revision}/{path}")
 def _resolve(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
@@ -210,7 +197,7 @@ def _resolve(call: Call) -> Answer:
     headers = {"X-Repo-Commit": commit.id, "ETag": f'"{entry.etag}"'}
     if not entry.is_lfs:
         return _content(call, repo, entry.sha256, headers)
-    place = call.hub.signed(BLOBS, "GET", f"/blob/{repo.id}/{entry.sha256}")
+    place = call.hub.signed("GET", f"/blob/{repo.id}/{entry.sha256}")
     headers |= headers_of(call, repo, call.names["revision"], entry)
     headers |= {"Location": place, "X-Linked-ETag": headers["ETag"], "Accept-Ranges": "bytes"}
     return Answer(302, headers={**headers, "X-Linked-Size": str(entry.size)})
@@ -221,7 +208,7 @@ def _no_entry(path: str, commit: Commit) -> Answer:
     return error_answer(404, said, "EntryNotFound", X_Repo_Commit=commit.id)
 
 
-@ROUTES.answers("blob-get", "GET", "/blob/{repo}/{oid}", BLOBS)
+@answers("blob-get", "GET", "/blob/{repo}/{oid}")
 def _blob(call: Call) -> Answer:
     repo, oid = _signed_repo(call), call.names["oid"]
     if repo.contents.size_of_large(oid) is None:
@@ -229,9 +216,9 @@ def _blob(call: Call) -> Answer:
     return _content(call, repo, oid, {"ETag": f'"{oid}"'})
 
 
-@ROUTES.answers("bucket-get", "GET", "/buckets/{repo}/resolve/{path}")
+@answers("bucket-get", "GET", "/buckets/{repo}/resolve/{path}")
 def _bucket_get(call: Call) -> Answer:
-    bucket = loopback_buckets.readable(call)
+    bucket = readable(call, BUCKETS + call.names["repo"])
     stored = bucket.files.get(call.names["path"])
     if stored is None:
         return error_answer(404, "Entry not found", "EntryNotFound")
@@ -256,7 +243,8 @@ def _content(call: Call, repo: Repo | Bucket, sha256: str, headers: dict[str, st
 
 def _signed_repo(call: Call) -> Repo:
     """The repo of a signed address, which needs no token and, as at S3, bears none."""
-    if "Authorization" in call.headers:
+    is_elsewhere = call.hub.contents_endpoint != call.hub.endpoint
+    if is_elsewhere and "Authorization" in call.headers:
         raise Refusal(400, "Only one auth mechanism allowed", "InvalidArgument")
     if call.query.get("signature") != [call.hub.signature(call.method, call.path)]:
         raise Refusal(403, "The signature does not match", "SignatureDoesNotMatch")

@@ -5,11 +5,9 @@
     python tests/support/hub/loopback_hub.py FOLDER [--latency LOW HIGH]
         [--megabytes-per-second MOST]
 
-Here is the hub as tests hold it. The rest, from the bottom up: loopback_contents (files),
-loopback_store (repos), loopback_messages (requests and answers), loopback_log, loopback_faults
-(which fault is due), loopback_deviations (what other servers lack), loopback_routes,
-loopback_repos, loopback_files, loopback_xet and loopback_buckets (what is answered), and
-loopback_http (connections, and how faults end them).
+Here is the hub as tests hold it. The rest, from the bottom up: loopback_server (connections, faults
+and the log), loopback_store (repos, buckets and contents), and what is answered: loopback_repos,
+loopback_xet, loopback_files and loopback_buckets.
 """
 
 from __future__ import annotations
@@ -18,31 +16,28 @@ import argparse
 import hashlib
 import hmac
 import math
-import random
 import secrets
 import signal
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import loopback_buckets
-import loopback_files
-import loopback_repos
-import loopback_xet
-from loopback_buckets import Bucket
-from loopback_contents import Refusal
-from loopback_deviations import Deviations
-from loopback_faults import Fault, Faults
-from loopback_http import Doors
-from loopback_log import Log
-from loopback_messages import Request
-from loopback_routes import HUB, Found, unknown
-from loopback_store import MAIN, Add, AddLarge, Delete, Operation, Repo
+import loopback_buckets  # noqa: F401 - its routes, and those of loopback_repos and loopback_xet
+import loopback_files  # noqa: F401
+from loopback_server import LOOPBACK, Answer, Refusal, Route, Server
+from loopback_store import (
+    BUCKETS,
+    MAIN,
+    Add,
+    AddLarge,
+    Bucket,
+    Delete,
+    Operation,
+    Repo,
+)
 from loopback_xet import XetStore
 
 OWNER = "me"
@@ -59,7 +54,41 @@ class Token:
     is_good: bool = True
 
 
-class LoopbackHub:
+@dataclass(frozen=True)
+class Deviations:
+    """Each was met at a self-hosted server; none by default."""
+
+    no_error_codes: bool = False
+    """Errors come without X-Error-Code and X-Error-Message."""
+    no_whoami: bool = False
+    no_paths_info: bool = False
+    parent_ignored: bool = False
+    """A commit goes on top of whatever the head is."""
+    prefixed_hashes: bool = False
+    """Listings have `sha256:` before a large file's digits."""
+    long_ids: bool = False
+    """Commit ids have 64 digits, which the client refuses as a parent."""
+    no_deletion: bool = False
+    """Large files cannot be deleted one by one."""
+    no_pull_requests: bool = False
+    """Nothing is said of them among the refs."""
+    private_ignored: bool = False
+    """Every repo is public, whatever its creation asks for."""
+
+    def without(self, endpoint: str) -> bool:
+        """Whether nothing answers there."""
+        missing = {
+            "whoami": self.no_whoami,
+            "paths-info": self.no_paths_info,
+            "lfs-delete": self.no_deletion,
+        }
+        return missing.get(endpoint, False)
+
+
+ALL = Deviations(*[True] * 8)
+
+
+class LoopbackHub(Server):
     """The hub, up from `__enter__` to `__exit__`. Every method may be called from any thread.
 
     `host` is another address of this machine, where clients on other hosts reach it. A hub listens
@@ -70,20 +99,15 @@ class LoopbackHub:
     def __init__(
         self,
         folder: Path,
-        host: str = "127.0.0.1",
+        host: str = LOOPBACK,
         deviations: Deviations | None = None,
         new_port: bool = False,
         use_xet: bool = True,
     ) -> None:
+        super().__init__(host, new_port)
         self.use_xet = use_xet
         """Whether clients use Xet."""
         self.deviations = deviations or Deviations()
-        self.latency = (0.0, 0.0)
-        """Seconds added to each request, from and to."""
-        self.bytes_per_second = math.inf
-        """What all connections carry together, bodies of requests and of answers."""
-        self._free_at = 0.0
-        """When they have carried what they took, by time.monotonic()."""
         self.page_size = 1000
         """Lines of a listing in one answer."""
         self.lfs_above = 10 << 20
@@ -91,18 +115,12 @@ class LoopbackHub:
         self.xet_token_seconds = 3600.0
         """How long a token for Xet is good."""
         self.xet = XetStore(folder / "xorbs")
-        self.faults = Faults()
-        self._folder, self._host = folder, host
-        self._secret = secrets.token_bytes(16)
-        self._random = random.Random(0)
-        self._log = Log()
+        self._folder, self._secret = folder, secrets.token_bytes(16)
         self._lock = threading.RLock()
-        self._failures: list[str] = []
         self._created = 0
-        self._repos: dict[str, Repo] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._repos: dict[str, Repo | Bucket] = {}
         self._tokens: dict[str, Token] = {}
-        self.doors = Doors(self, self._find, host, new_port)
+        self._uploaded: Counter[str] = Counter()
         self.default_token = self.add_token("hf_loopbackOfMeMayWrite")
 
     def __enter__(self) -> LoopbackHub:
@@ -116,16 +134,11 @@ class LoopbackHub:
         traceback: TracebackType | None,
     ) -> None:
         self.down()
-        self.doors.release()
+        self.release()
         if error is None:
             assert not self._failures, "\n\n".join(self._failures)
 
     # How tests set it up.
-
-    @property
-    def endpoint(self) -> str:
-        """The address of the hub, without a slash at the end."""
-        return self.doors.address(HUB)
 
     def environment(self) -> dict[str, str]:
         """What leads a client here, as the default user, who may write."""
@@ -136,9 +149,10 @@ class LoopbackHub:
             # Of this hub alone: what another one has need not be here, at the same address.
             "HF_XET_CACHE": str(self._folder / "client's xet"),
             "HF_XET_CLIENT_RETRY_BASE_DELAY": "100ms",
+            "HF_XET_XORB_COMPRESSION_POLICY": "none",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_OFFLINE": "0",
-            "NO_PROXY": self._host,
+            "NO_PROXY": f"{self._host},localhost",
         }
 
     def add_token(self, name: str, user: str = OWNER, role: str = "write") -> str:
@@ -159,83 +173,45 @@ class LoopbackHub:
         with self._lock:
             self._tokens[token].is_good = True
 
-    def fault(
-        self, endpoint: str, kind: str, *, after: int = 0, times: int | None = 1, **details: Any
-    ) -> Fault:
-        """Script a fault (see loopback_faults.KINDS) for the requests to an endpoint, * for all.
-
-        From now on, `after` of them pass; the next `times` are hit, with None all until
-        `clear_faults`.
-        """
-        fault = Fault(endpoint, kind, after, times, **details)
-        self.faults.add(fault)
-        return fault
-
-    def clear_faults(self) -> None:
-        """Forget all faults."""
-        self.faults.clear()
-
-    def up(self) -> None:
-        """Listen, after `down` at the same addresses."""
-        self.doors.open()
-
-    def down(self) -> None:
-        """Refuse all connections. Afterwards no request is under way, and none is applied.
-
-        Those under way may end first, for a while; what hangs is cut at once.
-        """
-        self.doors.close()
-
     # What tests read and do.
 
     def names(self) -> list[str]:
         """The repos and the buckets that there are."""
         with self._lock:
-            return [*self._repos, *self._buckets]
+            return list(self._repos)
 
-    def repo(self, repo_id: str) -> Repo | None:
-        """A repo; None where there is none."""
+    def repo(self, repo_id: str) -> Repo | Bucket | None:
+        """A repo, or a bucket whose id begins so; None where there is none."""
         with self._lock:
             return self._repos.get(repo_id)
 
     def create(self, repo_id: str, private: bool = True) -> Repo:
         """Make a repo. Raises Refusal where there is one."""
-        with self._lock:
-            if repo_id in self._repos:
-                raise Refusal(409, "You already created this model repo")
-            self._created += 1  # so that a deleted repo's contents do not come back
-            folder = self._folder / f"{repo_id}-{self._created}"
-            repo = Repo(repo_id, folder, private, self.deviations.long_ids)
-            self._repos[repo_id] = repo
-        self._log.notify()
+        repo = Repo(repo_id, self._new_folder(repo_id), private, self.deviations.long_ids)
+        self._repos[repo_id] = repo
+        self.notify()
         return repo
-
-    def bucket(self, bucket_id: str) -> Bucket | None:
-        """A bucket; None where there is none."""
-        with self._lock:
-            return self._buckets.get(bucket_id)
 
     def create_bucket(self, bucket_id: str, private: bool = True) -> Bucket:
         """Make a bucket. Raises Refusal where there is one."""
-        with self._lock:
-            if bucket_id in self._buckets:
-                raise Refusal(409, "You already created this bucket")
-            bucket = Bucket(bucket_id, self._folder / "buckets" / bucket_id, private)
-            self._buckets[bucket_id] = bucket
-        self._log.notify()
+        bucket_id = BUCKETS + bucket_id
+        bucket = Bucket(bucket_id, self._new_folder(bucket_id), private)
+        self._repos[bucket_id] = bucket
+        self.notify()
         return bucket
 
-    def delete_bucket(self, bucket_id: str) -> None:
-        """Forget a bucket."""
+    def _new_folder(self, repo_id: str) -> Path:
         with self._lock:
-            del self._buckets[bucket_id]
-        self._log.notify()
+            if repo_id in self._repos:
+                raise Refusal(409, "You already created this repo")
+            self._created += 1  # so that a deleted repo's contents do not come back
+            return self._folder / f"{repo_id}-{self._created}"
 
     def delete(self, repo_id: str) -> None:
-        """Forget a repo."""
+        """Forget a repo or a bucket."""
         with self._lock:
             del self._repos[repo_id]
-        self._log.notify()
+        self.notify()
 
     def commit_files(
         self,
@@ -248,6 +224,7 @@ class LoopbackHub:
     ) -> str:
         """A commit that no client made; its id. What is deleted is a folder if it ends in /."""
         repo = self._repos[repo_id]
+        assert isinstance(repo, Repo)
         operations: list[Operation] = [Delete(path, path.endswith("/")) for path in delete]
         for path, content in files.items():
             if self.is_large(path, len(content)):
@@ -259,34 +236,27 @@ class LoopbackHub:
             else:
                 operations.append(Add(path, content))
         commit = repo.apply(branch, operations, title, author=OTHER)
-        self._log.notify()
+        self.notify()
         return commit.id
-
-    @property
-    def requests(self) -> list[Request]:
-        """What was asked, in the order of the answers."""
-        return self._log.requests()
 
     @property
     def uploaded(self) -> Counter[str]:
         """How often each large content was received completely, by SHA-256."""
-        return self._log.uploaded()
-
-    def count(self, endpoint: str) -> int:
-        """How many requests to an endpoint succeeded."""
-        return sum(
-            one.endpoint == endpoint and isinstance(one.status, int) and one.status < 400
-            for one in self.requests
-        )
-
-    def wait_for(self, predicate: Callable[[], Any], deadline: float = 300.0) -> Any:
-        """The first true value of a predicate, looked at after every request and every commit.
-
-        Raises AssertionError after so many seconds.
-        """
-        return self._log.wait_for(predicate, deadline)
+        with self._lock:
+            return Counter(self._uploaded)
 
     # What the answering side needs.
+
+    def find(self, method: str, path: str) -> tuple[str, Route, dict[str, str]]:
+        """Who answers a request: nobody what this server lacks."""
+        found = super().find(method, path)
+        return super().find("", "") if self.deviations.without(found[0]) else found
+
+    def as_sent(self, answer: Answer) -> Answer:
+        """An answer, without error codes if this server has none."""
+        for name in ("X-Error-Code", "X-Error-Message") if self.deviations.no_error_codes else ():
+            answer.headers.pop(name, None)
+        return answer
 
     def token(self, authorization: str | None) -> Token | None:
         """The token of a request. Raises Refusal for one that is unknown or expired."""
@@ -302,54 +272,18 @@ class LoopbackHub:
         """Whether a file is not to lie in git itself."""
         return path.endswith(".safetensors") or size > self.lfs_above
 
-    def signed(self, origin: str, method: str, path: str) -> str:
-        """An address that needs no token."""
-        return f"{self.doors.address(origin)}{path}?signature={self.signature(method, path)}"
+    def signed(self, method: str, path: str) -> str:
+        """An address of a large content, which needs no token."""
+        return f"{self.contents_endpoint}{path}?signature={self.signature(method, path)}"
 
     def signature(self, method: str, path: str) -> str:
         """What makes an address valid."""
         return hmac.new(self._secret, f"{method} {path}".encode(), "sha256").hexdigest()
 
-    def arrived(self, endpoint: str, method: str, path: str, token: str | None) -> Request:
-        """The line of the log that a request begins."""
-        return self._log.begin(endpoint, method, path, token)
-
-    def delay(self) -> None:
-        """Wait as long as the network would take."""
-        low, high = self.latency
-        if high > 0:
-            with self._lock:
-                seconds = self._random.uniform(low, high)
-            self.doors.closing.wait(seconds)
-
-    def carry(self, size: int) -> None:
-        """Wait as long as so many bytes take."""
-        with self._lock:
-            self._free_at = max(self._free_at, time.monotonic()) + size / self.bytes_per_second
-            seconds = self._free_at - time.monotonic()
-        if seconds > 0:
-            self.doors.closing.wait(seconds)
-
-    def log(self, request: Request) -> None:
-        """Put a request into the log."""
-        self._log.add(request)
-
     def received(self, sha256: str) -> None:
         """Count a large content that has come in."""
-        self._log.received(sha256)
-
-    def failed(self, failure: str) -> None:
-        """Note that this hub itself does not work; it is raised at the end."""
         with self._lock:
-            self._failures.append(failure)
-
-    def _find(self, origin: str, method: str, path: str) -> Found:
-        rooms = (loopback_repos, loopback_files, loopback_xet, loopback_buckets)
-        for routes in (room.ROUTES for room in rooms):
-            found = routes.find(origin, method, path)
-            if found and not self.deviations.without(found[0]):
-                return found
-        return "unknown", unknown, {}
+            self._uploaded[sha256] += 1
 
 
 def main() -> None:
@@ -366,7 +300,7 @@ def main() -> None:
     with LoopbackHub(arguments.folder) as hub:
         hub.latency = tuple(arguments.latency)
         hub.bytes_per_second = 1e6 * arguments.megabytes_per_second
-        for name in ("HF_ENDPOINT", "HF_TOKEN"):
+        for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_XET_XORB_COMPRESSION_POLICY"):
             print(f"{name}={hub.environment()[name]}", flush=True)
         try:
             threading.Event().wait()

@@ -2,28 +2,79 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
-from loopback_contents import Refusal
-from loopback_messages import Answer, Call, json_answer
-from loopback_routes import (
-    SPACES,
-    Routes,
-    as_date,
-    commit_meant,
-    page,
-    readable,
-    user_of,
-    writable,
-    writer,
-)
+from loopback_server import SPACES, Answer, Call, Refusal, answers, json_answer
+from loopback_store import Commit, Entry, Repo, pointer
 
-ROUTES = Routes()
 PULL = "pr/"
 """Branches of that name stand for pull requests."""
 
 
-@ROUTES.answers("whoami", "GET", "/api/whoami-v2")
+def user_of(call: Call) -> Any:
+    """Whose token the request carries; None without one."""
+    return call.hub.token(call.headers.get("Authorization"))
+
+
+def readable(call: Call, repo_id: str = "") -> Any:
+    """The repo or bucket a request is about. One that may not be seen is answered as none."""
+    token = user_of(call)
+    repo_id = repo_id or call.names["repo"]
+    repo = call.hub.repo(repo_id)
+    if repo is None or (repo.private and (token is None or token.user != repo.owner)):
+        if token is None:
+            raise Refusal(401, "Invalid username or password.", "RepoNotFound")
+        raise Refusal(404, "Repository not found", "RepoNotFound")
+    return repo
+
+
+def writable(call: Call, repo_id: str = "") -> tuple[Any, str]:
+    """The repo or bucket a request is about, and the user, if the token may write there."""
+    repo = readable(call, repo_id)
+    return repo, writer(call, repo.owner)
+
+
+def writer(call: Call, owner: str) -> str:
+    """The user, if the token may write where `owner` owns."""
+    token = user_of(call)
+    if token is None:
+        raise Refusal(401, "Invalid username or password.")
+    if token.role == "read" or token.user != owner:
+        raise Refusal(403, f"You don't have the rights to write under the namespace {owner!r}")
+    return token.user
+
+
+def commit_meant(call: Call, repo: Repo) -> Commit:
+    """The commit of the request's revision, main without one."""
+    return repo.resolve(call.names.get("revision", "main"), stale="stale-head" in call.changes)
+
+
+def page(call: Call, lines: list[dict[str, Any]]) -> Answer:
+    """The page of a listing that the request asks for, with the address of the next."""
+    start = int(call.query.get("cursor", ["0"])[0])
+    end = start + call.hub.page_size
+    answer = json_answer(lines[start:end])
+    if end < len(lines):
+        query = urlencode({**call.query, "cursor": end}, doseq=True)
+        answer.headers["Link"] = f'<{call.hub.endpoint}{call.path}?{query}>; rel="next"'
+    return answer
+
+
+def lfs_of(call: Call, entry: Entry) -> dict[str, Any]:
+    """What listings say about a large file."""
+    size = len(pointer(entry.sha256, entry.size))
+    prefix = "sha256:" if call.hub.deviations.prefixed_hashes else ""
+    return {"oid": prefix + entry.sha256, "size": entry.size, "pointerSize": size}
+
+
+def as_date(date: datetime) -> str:
+    """A date as the Hub writes it."""
+    return date.strftime("%Y-%m-%dT%H:%M:%S.") + f"{date.microsecond // 1000:03d}Z"
+
+
+@answers("whoami", "GET", "/api/whoami-v2")
 def _whoami(call: Call) -> Answer:
     token = user_of(call)
     if token is None:
@@ -46,7 +97,7 @@ def _whoami(call: Call) -> Answer:
     )
 
 
-@ROUTES.answers("create", "POST", "/api/repos/create")
+@answers("create", "POST", "/api/repos/create")
 def _create(call: Call) -> Answer:
     wanted = call.body.json()
     token = user_of(call)
@@ -66,7 +117,7 @@ def _create(call: Call) -> Answer:
     return json_answer(answer)
 
 
-@ROUTES.answers("delete", "DELETE", "/api/repos/delete")
+@answers("delete", "DELETE", "/api/repos/delete")
 def _delete(call: Call) -> Answer:
     wanted = call.body.json()
     token = user_of(call)
@@ -76,8 +127,8 @@ def _delete(call: Call) -> Answer:
     return json_answer({})
 
 
-@ROUTES.answers("info", "GET", "/api/models/{repo}")
-@ROUTES.answers("info", "GET", "/api/models/{repo}/revision/{revision}")
+@answers("info", "GET", "/api/models/{repo}")
+@answers("info", "GET", "/api/models/{repo}/revision/{revision}")
 def _info(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
@@ -102,7 +153,7 @@ def _info(call: Call) -> Answer:
     )
 
 
-@ROUTES.answers("refs", "GET", "/api/models/{repo}/refs")
+@answers("refs", "GET", "/api/models/{repo}/refs")
 def _refs(call: Call) -> Answer:
     repo = readable(call)
     kinds = {"branches": ("heads", repo.branches), "tags": ("tags", repo.tags)}
@@ -120,21 +171,21 @@ def _refs(call: Call) -> Answer:
     return json_answer({**refs, "converts": []})
 
 
-@ROUTES.answers("branch", "POST", "/api/models/{repo}/branch/{branch}")
+@answers("branch", "POST", "/api/models/{repo}/branch/{branch}")
 def _create_branch(call: Call) -> Answer:
     repo, _ = writable(call)
     repo.create_branch(call.names["branch"], call.body.json().get("startingPoint") or "main")
     return json_answer({})
 
 
-@ROUTES.answers("tag", "POST", "/api/models/{repo}/tag/{revision}")
+@answers("tag", "POST", "/api/models/{repo}/tag/{revision}")
 def _create_tag(call: Call) -> Answer:
     repo, _ = writable(call)
     repo.create_tag(call.body.json()["tag"], call.names["revision"])
     return json_answer({})
 
 
-@ROUTES.answers("lfs-delete", "POST", "/api/models/{repo}/lfs-files/batch")
+@answers("lfs-delete", "POST", "/api/models/{repo}/lfs-files/batch")
 def _delete_large(call: Call) -> Answer:
     repo, _ = writable(call)
     wanted = call.body.json()["deletions"]
@@ -146,12 +197,12 @@ def _delete_large(call: Call) -> Answer:
     return json_answer({})
 
 
-@ROUTES.answers("validate-yaml", "POST", "/api/validate-yaml")
+@answers("validate-yaml", "POST", "/api/validate-yaml")
 def _validate_yaml(call: Call) -> Answer:
     return json_answer({"errors": [], "warnings": []})
 
 
-@ROUTES.answers("commits", "GET", "/api/models/{repo}/commits/{revision}")
+@answers("commits", "GET", "/api/models/{repo}/commits/{revision}")
 def _commits(call: Call) -> Answer:
     repo = readable(call)
     lines = [
@@ -165,10 +216,3 @@ def _commits(call: Call) -> Answer:
         for commit in repo.history(commit_meant(call, repo))
     ]
     return page(call, lines)
-
-
-@ROUTES.answers("branch", "POST", "/api/models/{repo}/branch/{branch}")
-def _create_branch(call: Call) -> Answer:
-    repo, _ = writable(call)
-    repo.create_branch(call.names["branch"], call.body.json().get("startingPoint") or "main")
-    return json_answer({})

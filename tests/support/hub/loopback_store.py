@@ -1,6 +1,7 @@
-"""What the loopback Hub keeps: repos, their commits and their contents. No HTTP.
+"""What the loopback Hub keeps: repos with their commits, buckets, and their contents. No HTTP.
 
-A commit is immutable and lists all its files. Every method may be called from several threads.
+A commit is immutable and lists all its files. Nothing large is ever held in memory. Every method
+may be called from several threads.
 """
 
 from __future__ import annotations
@@ -8,14 +9,95 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loopback_contents import Contents, Refusal, git_oid, pointer
+from loopback_server import Refusal
 
 MAIN = "main"
+BUCKETS = "buckets/"
+"""Before the name of a bucket."""
+
+
+class Contents:
+    """Contents below a folder, each in a file named by its SHA-256.
+
+    A large one counts as there only when it was uploaded as such.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._incoming = folder / "contents", folder / "incoming"
+        for place in (self._folder, self._incoming):
+            place.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.RLock()
+        self._large: set[str] = set()
+
+    def path(self, sha256: str) -> Path:
+        """Where a content lies, if it is there."""
+        return self._folder / sha256
+
+    def size_of_large(self, sha256: str) -> int | None:
+        """The size of an uploaded content; None where it was not uploaded."""
+        with self._lock:
+            return self.path(sha256).stat().st_size if sha256 in self._large else None
+
+    def bytes_of_large(self) -> int:
+        """What is stored of uploaded contents, needed or not."""
+        with self._lock:
+            return sum(self.path(sha256).stat().st_size for sha256 in self._large)
+
+    def forget(self, sha256: str) -> None:
+        """Delete an uploaded content, whichever commits have it."""
+        with self._lock:
+            if sha256 in self._large:
+                self._large.remove(sha256)
+                self.path(sha256).unlink()
+
+    def keep(self, content: bytes) -> str:
+        """Keep a small content; its SHA-256."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        if not self.path(sha256).exists():
+            self._write([content], hashlib.sha256()).replace(self.path(sha256))
+        return sha256
+
+    def receive(self, sha256: str, blocks: Iterable[bytes]) -> None:
+        """Keep a large content as it comes in. Raises Refusal where its name is another's."""
+        found = hashlib.sha256()
+        partial = self._write(blocks, found)
+        if found.hexdigest() != sha256:
+            partial.unlink()
+            raise Refusal(400, f"The content is not that of {sha256}", "BadDigest")
+        with self._lock:
+            partial.replace(self.path(sha256))
+            self._large.add(sha256)
+
+    def _write(self, blocks: Iterable[bytes], found: hashlib._Hash) -> Path:
+        partial = self._incoming / uuid.uuid4().hex
+        try:
+            with partial.open("wb") as file:
+                for block in blocks:
+                    found.update(block)
+                    file.write(block)
+        except BaseException:
+            partial.unlink()
+            raise
+        return partial
+
+
+def git_oid(content: bytes) -> str:
+    """The name git gives to a content."""
+    blob = b"blob %d\0%b" % (len(content), content)
+    return hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+
+
+def pointer(sha256: str, size: int) -> bytes:
+    """What stands in git for a large content."""
+    return (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+    )
 
 
 @dataclass(frozen=True)
@@ -285,3 +367,42 @@ def _check_path(operation: Operation) -> None:
     bad = any(part in ("", ".", "..", ".git") for part in path.split("/"))
     if bad or "\\" in path or "\0" in path:
         raise Refusal(400, f"Invalid path: {path!r}")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of a bucket."""
+
+    size: int
+    xet_hash: str
+    sha256: str
+
+
+class Bucket:
+    """One bucket, files without commits; its id begins with `BUCKETS`."""
+
+    def __init__(self, bucket_id: str, folder: Path, private: bool) -> None:
+        self.id, self.private = bucket_id, private
+        self.owner = bucket_id.split("/")[-2]
+        self.created = datetime.now(UTC)
+        self.contents = Contents(folder)
+        self._lock = threading.RLock()
+        self._files: dict[str, Stored] = {}
+
+    @property
+    def files(self) -> dict[str, Stored]:
+        """The files by path."""
+        with self._lock:
+            return dict(self._files)
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+        return self.contents.path(self.files[path].sha256).read_bytes()
+
+    def put(self, path: str, stored: Stored | None) -> None:
+        """Add or replace a file, or remove it; None for the latter."""
+        with self._lock:
+            if stored is None:
+                self._files.pop(path, None)
+            else:
+                self._files[path] = stored

@@ -20,17 +20,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import lz4.frame
-import numpy as np
+from loopback_repos import commit_meant, readable, writable
+from loopback_server import Answer, Call, Refusal, Stretch, answers, json_answer
+from loopback_store import BUCKETS, Bucket, Entry, Repo
 
-import loopback_buckets
-from loopback_buckets import Bucket
-from loopback_contents import Refusal
-from loopback_messages import Answer, Call, Stretch, json_answer
-from loopback_routes import BLOBS, Routes, commit_meant, readable, writable
-from loopback_store import Entry, Repo
-
-ROUTES = Routes()
 CHUNK_HEADER = struct.Struct("<B3sB3s")
 """Version, length as stored, compression scheme, length."""
 CHUNK_BYTES = 64 << 10
@@ -40,8 +33,8 @@ RECORD = struct.Struct("<32sIIII")
 LAST = b"\xff" * 32
 """The hash of the record that ends a section."""
 HAS_VERIFICATION, HAS_SHA256 = 1 << 31, 1 << 30
-PLAIN, LZ4, LZ4_BY_BYTES = range(3)
-"""Compression schemes; the last one puts the first bytes of all 4-byte words first, and so on."""
+PLAIN = 0
+"""The compression scheme of all chunks: `LoopbackHub.environment` has the client compress none."""
 
 
 @dataclass(frozen=True)
@@ -158,12 +151,14 @@ class XetStore:
             stored = file.read(end - start)
         at, size = 0, 0
         while at < len(stored):
-            _, length, scheme, _ = CHUNK_HEADER.unpack_from(stored, at)
+            _, stored_length, scheme, _ = CHUNK_HEADER.unpack_from(stored, at)
             begin = at + CHUNK_HEADER.size
-            at = begin + int.from_bytes(length, "little")
-            chunk = _expanded(stored[begin:at], scheme)
-            size += len(chunk)
-            yield chunk
+            length = int.from_bytes(stored_length, "little")
+            at = begin + length
+            if scheme != PLAIN:
+                raise Refusal(400, f"There is no compression scheme {scheme}")
+            size += length
+            yield stored[begin:at]
         if size != term.size:
             raise Refusal(400, f"A term of {term.xorb} has {size} bytes, not {term.size}")
 
@@ -180,24 +175,6 @@ def _chunk_ends(xorb: bytes) -> list[int]:
     if at > len(xorb):
         raise Refusal(400, "A xorb ends within a chunk")
     return ends
-
-
-def _expanded(chunk: bytes, scheme: int) -> bytes:
-    if scheme == PLAIN:
-        return chunk
-    if scheme not in (LZ4, LZ4_BY_BYTES):
-        raise Refusal(400, f"There is no compression scheme {scheme}")
-    expanded: bytes = lz4.frame.decompress(chunk)
-    if scheme == LZ4:
-        return expanded
-    grouped = np.frombuffer(expanded, np.uint8)
-    whole = np.empty_like(grouped)
-    at = 0
-    for byte in range(4):
-        size = len(whole[byte::4])
-        whole[byte::4] = grouped[at : at + size]
-        at += size
-    return whole.tobytes()
 
 
 def _files_of(shard: bytes) -> Iterator[tuple[str, str | None, list[Term]]]:
@@ -224,31 +201,30 @@ def hex_of(name: bytes) -> str:
     return "".join(name[at : at + 8][::-1].hex() for at in range(0, 32, 8))
 
 
-@ROUTES.answers("xet-write-token", "GET", "/api/models/{repo}/xet-write-token/{revision}")
+@answers("xet-write-token", "GET", "/api/models/{repo}/xet-write-token/{revision}")
 def _write_token(call: Call) -> Answer:
     repo, _ = writable(call)
     commit_meant(call, repo)
     return _token(call, repo, "write")
 
 
-@ROUTES.answers("xet-read-token", "GET", "/api/models/{repo}/xet-read-token/{revision}")
+@answers("xet-read-token", "GET", "/api/models/{repo}/xet-read-token/{revision}")
 def _read_token(call: Call) -> Answer:
     repo = readable(call)
     commit_meant(call, repo)
     return _token(call, repo, "read")
 
 
-@ROUTES.answers("xet-write-token", "GET", "/api/buckets/{repo}/xet-write-token")
+@answers("xet-write-token", "GET", "/api/buckets/{repo}/xet-write-token")
 def _bucket_write_token(call: Call) -> Answer:
-    return _token(call, loopback_buckets.writable(call), "write")
+    return _token(call, writable(call, BUCKETS + call.names["repo"])[0], "write")
 
 
 def _token(call: Call, holder: Repo | Bucket, scope: str) -> Answer:
     hub = call.hub
     expires = int(time.time() + hub.xet_token_seconds)
-    kind = "bucket" if isinstance(holder, Bucket) else "model"
-    content = f"{scope}:{expires}:{kind}:{holder.id}"
-    token, place = f"{content}:{hub.signature(scope, content)}", hub.doors.address(BLOBS)
+    content = f"{scope}:{expires}:{holder.id}"
+    token, place = f"{content}:{hub.signature(scope, content)}", hub.contents_endpoint
     answer = json_answer({"accessToken": token, "exp": expires, "casUrl": place})
     answer.headers["X-Xet-Access-Token"] = token
     answer.headers["X-Xet-Token-Expiration"] = str(expires)
@@ -259,27 +235,26 @@ def _token(call: Call, holder: Repo | Bucket, scope: str) -> Answer:
 def _holder(call: Call, scope: str) -> Repo | Bucket:
     """The repo or bucket of a request's token. Raises Refusal for one that is none, or expired."""
     token = call.headers.get("Authorization", "").removeprefix("Bearer ")
-    match = re.fullmatch(r"((read|write):(\d+):(model|bucket):([^:]+)):(\w+)", token)
-    if match is None or not hmac.compare_digest(call.hub.signature(match[2], match[1]), match[6]):
+    match = re.fullmatch(r"((read|write):(\d+):([^:]+)):(\w+)", token)
+    if match is None or not hmac.compare_digest(call.hub.signature(match[2], match[1]), match[5]):
         raise Refusal(401, "Invalid token")
     if int(match[3]) <= time.time():
         raise Refusal(401, "The token has expired")
     if scope == "write" and match[2] != scope:
         raise Refusal(403, "The token may only read")
-    find = call.hub.repo if match[4] == "model" else call.hub.bucket
-    holder: Repo | Bucket | None = find(match[5])
+    holder: Repo | Bucket | None = call.hub.repo(match[4])
     if holder is None:
-        raise Refusal(404, f"There is no such {match[4]}")
+        raise Refusal(404, f"There is no {match[4]}")
     return holder
 
 
-@ROUTES.answers("xet-chunk", "GET", "/v1/chunks/{prefix}/{hash}", BLOBS)
+@answers("xet-chunk", "GET", "/v1/chunks/{prefix}/{hash}")
 def _chunk(call: Call) -> Answer:
     _holder(call, "read")
     raise Refusal(404, "Unknown chunk")
 
 
-@ROUTES.answers("xorb", "POST", "/v1/xorbs/default/{hash}", BLOBS)
+@answers("xorb", "POST", "/v1/xorbs/default/{hash}")
 def _xorb(call: Call) -> Answer:
     _holder(call, "write")
     xorb = call.names["hash"]
@@ -289,14 +264,14 @@ def _xorb(call: Call) -> Answer:
     return json_answer({"was_inserted": is_new})
 
 
-@ROUTES.answers("shard", "POST", "/v1/shards", BLOBS)
+@answers("shard", "POST", "/v1/shards")
 def _shard(call: Call) -> Answer:
     for xorb in call.hub.xet.register(call.body.read(), _holder(call, "write")):
         call.hub.received(xorb)
     return json_answer({"result": 1})
 
 
-@ROUTES.answers("reconstruction", "GET", "/v1/reconstructions/{hash}", BLOBS)
+@answers("reconstruction", "GET", "/v1/reconstructions/{hash}")
 def _reconstruction(call: Call) -> Answer:
     _holder(call, "read")
     terms = call.hub.xet.terms(call.names["hash"])
@@ -311,7 +286,7 @@ def _reconstruction(call: Call) -> Answer:
         places.setdefault(term.xorb, []).append(
             {
                 "range": {"start": term.start, "end": term.end},
-                "url": call.hub.signed(BLOBS, "GET", f"/xorb/{term.xorb}"),
+                "url": call.hub.signed("GET", f"/xorb/{term.xorb}"),
                 "url_range": {"start": start, "end": end - 1},
             }
         )
@@ -339,7 +314,7 @@ def _within(terms: list[Term], start: int, end: int) -> tuple[list[Term], int]:
     return found, offset
 
 
-@ROUTES.answers("xorb-get", "GET", "/xorb/{hash}", BLOBS)
+@answers("xorb-get", "GET", "/xorb/{hash}")
 def _xorb_get(call: Call) -> Answer:
     if call.query.get("signature") != [call.hub.signature(call.method, call.path)]:
         raise Refusal(403, "The signature does not match")
@@ -349,7 +324,7 @@ def _xorb_get(call: Call) -> Answer:
     return Answer(206, Stretch(path, start, end + 1 - start), headers)
 
 
-@ROUTES.answers("xet-telemetry", "POST", "/v1/telemetry", BLOBS)
+@answers("xet-telemetry", "POST", "/v1/telemetry")
 def _telemetry(call: Call) -> Answer:
     return json_answer({})
 

@@ -9,8 +9,7 @@ from huggingface_hub import constants
 
 import hubs
 import runs
-from loopback_deviations import ALL, Deviations
-from loopback_hub import LoopbackHub
+from loopback_hub import ALL, Deviations, LoopbackHub
 from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError

@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM
 
 import hubs
 import runs
-from loopback_deviations import Deviations
-from loopback_hub import LoopbackHub
+from loopback_hub import Deviations, LoopbackHub
 from snapshot.disk.state import read_state
 from store.attempt import Best, Card
 from store.hub import Hub

@@ -116,7 +116,7 @@ def test_each_answer_of_the_storage_has_a_kind(hub, tmp_path, status, kind, mess
     with pytest.raises(kind) as raised:
         upload(Hub(hubs.REPO, 30.0), weights(tmp_path / "file", 100_000))
     assert message in str(raised.value)
-    assert hub.doors.address("blobs") not in str(raised.value)
+    assert hub.contents_endpoint not in str(raised.value)
 
 
 def test_a_content_that_the_storage_has_lost_is_named(hub, remote, tmp_path):
