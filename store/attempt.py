@@ -16,15 +16,13 @@ the manifest of a snapshot names.
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.tokenizer import TOKENIZER_FILES
-from data.tokenizer_files import GENERATION
 from snapshot.disk.folder import (
+    FILE_NAME,
     MANIFEST,
     entries_in,
     folder_name,
@@ -34,12 +32,11 @@ from snapshot.disk.folder import (
     step_of,
     verify,
 )
-from snapshot.disk.model import ADAPTER_CONFIG, CONFIG
 from snapshot.disk.state import STATE
 from snapshot.errors import SnapshotError
 from store.errors import NoRevision, StoreError, StoreMoved, StoreRefused
 from store.fence import Fence, Fenced
-from store.fetch import read_store
+from store.fetch import INFERENCE, read_store
 from store.hub import CARD
 from store.latest import (
     LATEST,
@@ -55,10 +52,6 @@ from store.latest import (
 from store.store import LARGEST_MANIFEST_BYTES, Addition, Head, RemoteFile, Store, Transfer
 
 CURVES = "curves.png"
-CONFIGS = (CONFIG, ADAPTER_CONFIG, GENERATION)
-PARTS = r"(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
-WEIGHTS = re.compile(rf"(adapter_)?model{PARTS}")
-OPTIMIZER = re.compile(rf"optimizer{PARTS}")
 Entries = Mapping[str, tuple[int, str]]
 """Of a manifest: size and SHA-256 by file name."""
 
@@ -244,11 +237,9 @@ class Attempt:
             for_best, its_manifest = self._snapshot_files(best)
             add, manifests = for_best | add, its_manifest | manifests
         if self._store.has_commits:
-            add |= {
-                path.name: Addition(path)
-                for path in sorted(upload.folder.iterdir())
-                if path.name in (*CONFIGS, *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
-            }
+            for path in sorted(upload.folder.iterdir()):
+                if is_at_the_top(path.name):
+                    add[path.name] = Addition(path)
             add[CARD] = Addition(upload.card.text.encode())
             if upload.card.curves is not None:
                 add[CURVES] = Addition(upload.card.curves)
@@ -295,9 +286,9 @@ class Attempt:
         for folder in folders_to_delete(head.files, latest, before, self._policy):
             paths += self._files_of(folder, head)
         if self._store.has_commits:
-            paths += self._weights_in_another_split(before, head, add)
+            paths += self._older_at_the_top(before, head, add)
         else:
-            paths += self._cut_off(latest, head)
+            paths += self._cut_off(latest, head, add)
         return [path for path in paths if path not in add]
 
     def _files_of(self, folder: str, head: Head) -> list[str]:
@@ -318,18 +309,22 @@ class Attempt:
             return entries_in(parse_json(content, path), path)
         return {}  # somebody else's
 
-    def _weights_in_another_split(
+    def _older_at_the_top(
         self, before: Latest | None, head: Head, add: Collection[str]
     ) -> list[str]:
-        """Weights at the top that are those of the snapshot before, and are not replaced."""
-        left = [path for path in head.files if WEIGHTS.fullmatch(path) and path not in add]
+        """Files at the top that are those of the snapshot before, and are not replaced."""
+        left = [path for path in head.files if is_at_the_top(path) and path not in add]
         if before is None or not left:
             return []
         entries = self._entries(before.folder, head)
         return [path for path in left if _is_as_named(head.files[path], entries.get(path))]
 
-    def _cut_off(self, latest: Latest, head: Head) -> list[str]:
-        """What uploads have left that were cut off: ours, and those of attempts that are over."""
+    def _cut_off(self, latest: Latest, head: Head, add: Collection[str]) -> list[str]:
+        """What uploads have left that were cut off: ours, and those of attempts that are over.
+
+        Only files that have the name of one of this snapshot: all else there is somebody's.
+        """
+        names = {path.rpartition("/")[2] for path in add if path.startswith(f"{latest.folder}/")}
         half = snapshot_folders(head.files) - set(folders_in(head.files)) - {latest.folder}
         over = {*self._over, self._attempt_id[:8]}
         return [
@@ -337,7 +332,7 @@ class Attempt:
             for path in head.files
             if (folder := path.rpartition("/")[0]) in half
             and attempt_in(folder) in over
-            and is_written(path.rpartition("/")[2])
+            and path.rpartition("/")[2] in names
         ]
 
 
@@ -359,15 +354,15 @@ def folders_to_delete(
     return [folder for folder in others if remote_step(folder) not in staying]
 
 
+def is_at_the_top(name: str) -> bool:
+    """Whether a repo has that file of its newest snapshot at its top, too: for from_pretrained."""
+    is_one = FILE_NAME.fullmatch(name) and INFERENCE.fullmatch(name)
+    return bool(is_one) and name not in (STATE, MANIFEST)
+
+
 def _is_as_named(file: RemoteFile | None, entry: tuple[int, str] | None) -> bool:
     """Whether a file is the one that a manifest names, as far as the listing tells."""
     if file is None or entry is None:
         return False
     size, digest = entry
     return file.size == size and file.sha256 in (digest, None)
-
-
-def is_written(name: str) -> bool:
-    """Whether a run writes files of that name to a snapshot: all else there is somebody's."""
-    weights = WEIGHTS.fullmatch(name) or OPTIMIZER.fullmatch(name)
-    return bool(weights) or name in (*CONFIGS, *TOKENIZER_FILES, STATE)

@@ -168,3 +168,9 @@ def small_disk(tmp_path):
     """A tmpfs of 4 MB."""
     with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
         yield disk
+
+
+@pytest.fixture
+def repo(near_hub):
+    """An empty repo of a run on `near_hub`."""
+    return near_hub.create(hubs.REPO)

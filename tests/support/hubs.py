@@ -140,16 +140,15 @@ def upload(store: Store, *snapshots: Path) -> None:
     store.create(private=True)
     state = read_state(snapshots[0])
     uploads = uploader(store, run_id=state.run_id, attempt_id=state.attempt_id)
-    for snapshot in snapshots:
-        uploads.offer(snapshot, card(snapshot))
-        assert uploads.flush(30), uploads.status()
+    upload_each(uploads, *snapshots)
 
 
 def upload_each(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
     """Offer snapshots one after the other, each when the one before is uploaded."""
     for folder in folders:
-        uploads.offer(folder, Card(f"# {folder.name}\n"), best)
-        assert uploads.flush(60), uploads.status()
+        uploads.offer(folder, card(folder), best)
+        assert uploads.flush(300), uploads.status()
+        assert uploads.status().failure_text is None, uploads.status()
 
 
 def publish(hub: LoopbackHub, repo_id: str, folder: Path) -> str:

@@ -6,18 +6,16 @@ Each says what it holds, as somebody else sees it. Those that are servers can fa
 from __future__ import annotations
 
 import json
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.parse import SplitResult, urlencode
 
 import pytest
 from fsspec.core import url_to_fs
@@ -25,6 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import hubs
 from loopback_hub import LoopbackHub
+from loopback_server import LOOPBACK, Answer, Call, Route, Server
 from store.kinds import open_store
 from store.latest import Latest
 from store.store import Store
@@ -172,59 +171,23 @@ class HubBucket(OfTheHub):
         self.bucket.put(path, None)
 
 
-@dataclass
-class Fault:
-    """What goes wrong with some requests to the S3 server."""
+class S3(Server, Place):
+    """A bucket of moto, which speaks S3, behind a server that can fail.
 
-    endpoint: str
-    """The method, and maybe a part of the address: `PUT manifest`."""
-    kind: str
-    """`status`, `hang`, `reset` or `lost-answer`."""
-    times: int = 1
-    after: int = 0
-    """How many of these requests are answered before."""
-    status: str = "503 Service Unavailable"
-    hits: int = 0
+    The endpoint of a fault is a method, and maybe a part of the address: `PUT manifest`.
+    """
 
-    def meets(self, environ: dict[str, Any]) -> bool:
-        """Whether this request fails; counts it."""
-        method, _, part = self.endpoint.partition(" ")
-        address = f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
-        if environ["REQUEST_METHOD"] != method or part not in address:
-            return False
-        if self.after:
-            self.after -= 1
-            return False
-        self.hits += self.hits < self.times
-        self.times -= 1
-        return self.times >= 0
-
-
-@dataclass
-class S3(Place):
-    """A bucket of moto's server on 127.0.0.1, which speaks S3, and can fail."""
-
-    faults: list[Fault] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        Server.__init__(self, LOOPBACK, new_port=True)
+        from moto.backends import get_backend
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-        from werkzeug.serving import WSGIRequestHandler, make_server
+        from werkzeug.test import Client
 
-        class Quiet(WSGIRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log(self, *_: object) -> None:
-                pass
-
-        app = DomainDispatcherApplication(create_backend_app)
-        self._ended = threading.Event()
-        self.server = make_server(
-            "127.0.0.1", 0, self._with_faults(app), threaded=True, request_handler=Quiet
-        )
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        get_backend("s3").reset()  # all servers of a process have one state
+        self._moto = Client(DomainDispatcherApplication(create_backend_app))
+        self.up()
         self.environment = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.port}",
+            "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "of-the-test",
             "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -232,47 +195,32 @@ class S3(Place):
         self.url, self.key = "s3://shared/run", "hub.url=s3://shared/run"
         import boto3
 
-        self.client = boto3.client("s3", **self._named())
-        request = Request(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
-        urlopen(request).close()  # all servers of a process have one state
+        session = boto3.Session("of-the-test", "secret-of-the-test", region_name="us-east-1")
+        self.client = session.client("s3", endpoint_url=self.endpoint)
         self.client.create_bucket(Bucket="shared")
-        self.requests.clear()
 
-    def _named(self) -> dict[str, str]:
-        found = self.environment
-        return {
-            "endpoint_url": found["AWS_ENDPOINT_URL"],
-            "aws_access_key_id": found["AWS_ACCESS_KEY_ID"],
-            "aws_secret_access_key": found["AWS_SECRET_ACCESS_KEY"],
-            "region_name": found["AWS_DEFAULT_REGION"],
-        }
+    def find(self, method: str, target: SplitResult) -> tuple[str, Route, dict[str, str]]:
+        """Moto answers everything; the endpoint is that of a fault that meets the request."""
+        for fault in self._faults:
+            of_method, _, part = fault.endpoint.partition(" ")
+            if of_method == method and part in target.geturl():
+                return fault.endpoint, self._answer, {}
+        return method, self._answer, {}
 
-    def _with_faults(self, app: Callable) -> Callable:
-        def answer(environ, start_response):
-            self.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
-            fault = next((one for one in self.faults if one.meets(environ)), None)
-            if fault is None:
-                return app(environ, start_response)
-            if fault.kind == "hang":
-                self._ended.wait(60)
-            if fault.kind == "lost-answer":
-                list(app(environ, lambda *_: lambda _: None))
-            if fault.kind == "status":
-                start_response(fault.status, [("Content-Length", "0"), ("Connection", "close")])
-                return [b""]
-            with suppress(OSError):
-                environ["werkzeug.socket"].close()
-            raise ConnectionAbortedError
-
-        return answer
-
-    def fault(self, endpoint: str, kind: str, **details: Any) -> Fault:
-        self.faults.append(Fault(endpoint, kind, **details))
-        return self.faults[-1]
-
-    def close(self) -> None:
-        self._ended.set()
-        self.server.shutdown()
+    def _answer(self, call: Call) -> Answer:
+        headers = dict(call.headers)
+        for name in ("Content-Length", "Transfer-Encoding"):  # of the body as it was sent
+            headers.pop(name, None)
+        answer = self._moto.open(
+            call.path,
+            method=call.method,
+            query_string=urlencode(call.query, doseq=True),
+            headers=headers,
+            data=call.body.read(),
+        )
+        headers = {name: value for name, value in answer.headers if name != "Content-Length"}
+        body = bytes(answer.content_length or 0) if call.method == "HEAD" else answer.data
+        return Answer(answer.status_code, body, headers)
 
     def paths(self) -> list[str]:
         found = self.client.list_objects_v2(Bucket="shared", Prefix="run/").get("Contents", [])
@@ -303,7 +251,7 @@ def _s3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     try:
         yield server
     finally:
-        server.close()
+        server.down()
 
 
 @contextmanager

@@ -52,9 +52,8 @@ def assert_untouched(hub: LoopbackHub, files: dict[str, bytes], commits: int) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_foreign_latest_json_is_refused_however_a_run_starts(
-    near_hub, finished_run, tmp_path, kind
+    near_hub, repo, finished_run, tmp_path, kind
 ):
-    near_hub.create(hubs.REPO)
     near_hub.commit_files(hubs.REPO, files := somebodys(kind))
     for takeover in (False, True):
         own = RunStore(Hub(hubs.REPO, 5.0), private=True, takeover=takeover)
@@ -64,20 +63,18 @@ def test_a_foreign_latest_json_is_refused_however_a_run_starts(
     # A run that could not reach the Hub at its start.
     uploads = hubs.uploader(unknown=True)
     uploads.offer(newest := runs.snapshot(finished_run, 30), hubs.card(newest))
-    assert uploads.flush(30)
+    assert uploads.flush(300)
     assert uploads.status().off
     assert "no run of this project" in " ".join(uploads.messages())
     assert_untouched(near_hub, files, commits=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_latest_json_that_changes_pauses_the_uploads(near_hub, finished_run, kind):
-    near_hub.create(hubs.REPO)
+def test_a_latest_json_that_changes_pauses_the_uploads(near_hub, repo, finished_run, kind):
     uploads = hubs.uploader()
     first, second = (runs.snapshot(finished_run, step) for step in (10, 20))
-    uploads.offer(first, hubs.card(first))
-    assert uploads.flush(30)
-    sound = {"latest.json": near_hub.repo(hubs.REPO).read("main", "latest.json")}
+    hubs.upload_each(uploads, first)
+    sound = {"latest.json": repo.read("main", "latest.json")}
     near_hub.commit_files(hubs.REPO, files := somebodys(kind))
     uploads.offer(second, hubs.card(second))
     assert not uploads.flush(30)
@@ -90,11 +87,10 @@ def test_a_latest_json_that_changes_pauses_the_uploads(near_hub, finished_run, k
     near_hub.wait_for(lambda: hubs.step_of(near_hub) == 20)
 
 
-def test_files_older_than_the_first_upload_are_not_overwritten(near_hub, finished_run):
+def test_files_older_than_the_first_upload_are_not_overwritten(near_hub, repo, finished_run):
     files = {
         path: content for path, content in somebodys("damaged").items() if "latest" not in path
     }
-    near_hub.create(hubs.REPO)
     between = hubs.Interrupted(hubs.REPO, lambda: near_hub.commit_files(hubs.REPO, files))
     uploads = hubs.uploader(between)
     uploads.offer(newest := runs.snapshot(finished_run, 30), hubs.card(newest))

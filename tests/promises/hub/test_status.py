@@ -6,15 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 
+import hubs
 import runs
 import stores
 from config.compose import load_config
 from config.stored import as_yaml
 from disks import as_anybody
 from snapshot.__main__ import main
-from store.attempt import Card, Policy, UploadTarget
 from store.kinds import open_store
-from store.uploader import Uploader
 from training.run.run_dir import RunLock
 
 pytestmark = pytest.mark.filterwarnings(
@@ -36,10 +35,8 @@ def test_the_status_of_a_store(url, finished_run, capsys, monkeypatch):
     store = open_store(url, 5.0)
     assert main(["status", url]) == 2
     assert "holds no run. Check the name." in capsys.readouterr().err
-    policy = Policy(keep=3, min_interval=0.0, private=True, takeover=False)
-    uploads = Uploader(UploadTarget(store, policy, RUN, ATTEMPT))
-    uploads.offer(runs.snapshot(finished_run, 10), Card("# card\n"))
-    assert uploads.flush(30), uploads.status()
+    uploads = hubs.uploader(store, run_id=RUN, attempt_id=ATTEMPT)
+    hubs.upload_each(uploads, runs.snapshot(finished_run, 10))
     assert main(["status", url]) == 0
     said = capsys.readouterr().out
     assert "run       11111111 in " in said

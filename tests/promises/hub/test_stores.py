@@ -351,7 +351,7 @@ def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch
     monkeypatch.setattr("store.files.BLOCK_BYTES", 5 << 20)
     content = random.Random(1).randbytes(12 << 20)
     store = s3.open(timeout=60.0)  # a part has 5 MiB
-    s3.fault("PUT partNumber=2", "status", status="403 Forbidden")
+    s3.fault("PUT partNumber=2", "status", status=403)
     path = f"{place_of(1)}/model.safetensors"
     with pytest.raises(StoreRefused, match="Check the credentials and their permissions"):
         store.write(path, BytesIO(content))
@@ -382,7 +382,7 @@ def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monke
         choose_start(tmp_path / "run", "dropbox://a/b")
     with pytest.raises(SnapshotError, match="fsspec has no ftx://"):
         store_of(load_config(["hub.url=ftx://a/b"]))
-    s3.close()
+    s3.down()
     with pytest.raises(StoreUnreachable, match="it is unknown whether s3://shared/run holds"):
         choose_start(tmp_path / "run", "auto", RunStore(s3.open(1.0), True, False))
 

@@ -24,10 +24,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+from urllib.parse import SplitResult
 
 import loopback_buckets  # noqa: F401 - its routes, and those of loopback_repos and loopback_xet
 import loopback_files  # noqa: F401
-from loopback_server import LOOPBACK, Answer, Refusal, Route, Server
+from loopback_server import LOOPBACK, ROUTES, Answer, Fault, Refusal, Route, Server, unknown
 from loopback_store import (
     BUCKETS,
     MAIN,
@@ -247,10 +249,15 @@ class LoopbackHub(Server):
 
     # What the answering side needs.
 
-    def find(self, method: str, path: str) -> tuple[str, Route, dict[str, str]]:
+    def fault(self, endpoint: str, kind: str, **details: Any) -> Fault:
+        """Script a fault for the requests to an endpoint, * for all, as `Server.fault` does."""
+        assert endpoint in {"*", *(route[2] for route in ROUTES)}, endpoint
+        return super().fault(endpoint, kind, **details)
+
+    def find(self, method: str, target: SplitResult) -> tuple[str, Route, dict[str, str]]:
         """Who answers a request: nobody what this server lacks."""
-        found = super().find(method, path)
-        return super().find("", "") if self.deviations.without(found[0]) else found
+        found = super().find(method, target)
+        return ("unknown", unknown, {}) if self.deviations.without(found[0]) else found
 
     def as_sent(self, answer: Answer) -> Answer:
         """An answer, without error codes if this server has none."""

@@ -23,7 +23,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 BLOCK_BYTES = 1 << 20
 PORTS = range(20_000, 32_000)
@@ -294,10 +294,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, hub: Server) -> None:
         target = urlsplit(self.path)
-        endpoint, route, names = hub.find(self.command, target.path)
+        endpoint, route, names = hub.find(self.command, target)
         hub.delay()
         fault, changes = hub.take_fault(endpoint)
-        body, query = Body(self.rfile, self.headers, hub.carry), parse_qs(target.query)
+        body, query = Body(self.rfile, self.headers, hub.carry), parse_qs(target.query, True)
         call = Call(hub, self.command, target.path, query, names, self.headers, body, changes)
         try:
             answer, ending = self._outcome(route, call, fault)
@@ -528,7 +528,6 @@ class Server:
         Of several that hit one request, the first is played, with those that only change answers.
         """
         assert kind in KINDS, kind
-        assert endpoint in {"*", *(route[2] for route in ROUTES)}, endpoint
         fault = Fault(endpoint, kind, **details)
         with self._changed:
             self._faults.append(fault)
@@ -571,9 +570,9 @@ class Server:
 
     # What connections need.
 
-    def find(self, method: str, path: str) -> tuple[str, Route, dict[str, str]]:
-        """Who answers a request."""
-        return route_of(method, path)
+    def find(self, method: str, target: SplitResult) -> tuple[str, Route, dict[str, str]]:
+        """Who answers a request: the endpoint, the function, and the parts of the path."""
+        return route_of(method, target.path)
 
     def as_sent(self, answer: Answer) -> Answer:
         """An answer, without what this server does not send."""

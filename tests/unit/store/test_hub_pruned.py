@@ -37,7 +37,7 @@ def pruned_meanwhile(near_hub, finished_run, monkeypatch):
 
         def upload(snapshot) -> None:
             uploads.offer(snapshot, hubs.card(snapshot))
-            assert uploads.flush(30), uploads.status()
+            assert uploads.flush(300), uploads.status()
 
         def download_late(self, head, paths, *rest):
             if waiting and "model.safetensors" in str(paths):

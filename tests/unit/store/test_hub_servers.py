@@ -47,9 +47,7 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
     begun = newest_of_disk_and_store(hubs.store(), Start(None, None, ""), tmp_path / "run")
     assert begun.contents is not None
     uploads = hubs.uploader()
-    for step in (10, 20, 30):
-        uploads.offer(runs.snapshot(finished_run, step), Card(f"# step {step}\n"))
-        assert uploads.flush(30), uploads.status()
+    hubs.upload_each(uploads, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
     assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10, 20, 30]
     hubs.assert_always_whole(hub)
     remote = read_store(Hub(hubs.REPO, 5.0))
@@ -97,7 +95,7 @@ def test_a_takeover_during_an_upload_ends_it_before_its_commit(hub, finished_run
     )
     uploads = hubs.uploader(hub=between)
     uploads.offer(newest, Card("# 30\n"))
-    assert uploads.flush(30)
+    assert uploads.flush(300)
     told = "another start of this run uploads to me/run now"
     assert len([message for message in uploads.messages() if message.startswith(told)]) == 1
     assert uploads.status().off
@@ -118,8 +116,7 @@ def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run, m
     assert "Set HF_HUB_DISABLE_XET=1 in the environment" in message
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     uploads = hubs.uploader()
-    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
-    assert uploads.flush(30), uploads.status()
+    hubs.upload_each(uploads, runs.snapshot(finished_run, 30))
 
 
 @pytest.mark.parametrize("status", [403, 503])
@@ -137,9 +134,7 @@ def test_a_server_that_is_down_is_not_taken_for_one_without_xet(hub, finished_ru
 def test_what_a_server_lacks_is_said_once_with_a_remedy(hub, finished_run):
     hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
-    for step in (10, 20, 30):
-        uploads.offer(runs.snapshot(finished_run, step), Card("#"))
-        assert uploads.flush(30), uploads.status()
+    hubs.upload_each(uploads, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
     (deletion,) = uploads.messages()
     assert "still use storage of me/run: the server does not do what the Hub does (HTTP" in deletion
     assert "HfApi().super_squash_history(repo)" in deletion
@@ -169,7 +164,7 @@ def test_a_fault_is_one_warning_and_a_word_in_the_progress(hub, finished_run, mo
     (message,) = uploads.messages()
     assert "the Hub cannot be reached (HTTP 500: the disk is on fire)" in message
     hub.clear_faults()
-    assert uploads.flush(30)
+    assert uploads.flush(300)
     assert uploads.status().as_words().startswith("hub at step 30, 0:")
     assert uploads.messages() == []
 
@@ -219,9 +214,7 @@ def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_pat
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     newest_of_disk_and_store(hubs.store(), Start(None, None, ""), tmp_path / "run")
     uploads = hubs.uploader(keep=1, milestone_every=20)
-    for step in (10, 20, 30):
-        uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
-        assert uploads.flush(30)
+    hubs.upload_each(uploads, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
     remote = read_store(Hub(hubs.REPO, 5.0))
     fetch(remote, remote.folders()[0], tmp_path)
     asked = {one.endpoint for one in hub.requests}
