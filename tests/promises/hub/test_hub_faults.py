@@ -492,15 +492,8 @@ def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
     assert not near_hub.count("preupload")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "an unknown token",
-    ],
-)
-def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub, name):
-    other_repos(hub)
-    changes, more, part = REFUSALS[name]
+def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub):
+    changes, more, part = REFUSALS["an unknown token"]
     result = runs.train(*overrides(small, tmp_path / "run", *more), **hub.environment() | changes)
     assert result.returncode == 2, (result.stdout, result.stderr)
     assert part in result.stderr

@@ -280,6 +280,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """The log is the hub's."""
 
+    def handle_expect_100(self) -> bool:
+        """Let the body come; clients of S3 wait for that."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
     def _serve(self) -> None:
         hub = self.server.hub
         if not hub.enter():
