@@ -162,10 +162,11 @@ class Hub(Store):
         """
         size = sum(head.files[path].size for path in paths)
 
-        def download(path: str) -> str:
-            return huggingface_hub.hf_hub_download(
+        def download(path: str) -> Path:
+            place = huggingface_hub.hf_hub_download(
                 self.repo_id, path, revision=head.token, local_dir=folder, force_download=again
             )
+            return Path(place.removesuffix(path))
 
         with (
             _naming_cache(folder),
@@ -173,13 +174,8 @@ class Hub(Store):
             transfer(self.timeout, size),
             ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
         ):
-            # Each in a copy of this context, which has the deadline.
-            tasks = {path: pool.submit(copy_context().run, download, path) for path in paths}
-            try:
-                places = [Path(task.result().removesuffix(path)) for path, task in tasks.items()]
-            except BaseException:  # nobody waits for those that have not begun
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            contexts = [copy_context() for _ in paths]  # which have the deadline
+            places = list(pool.map(lambda one, path: one.run(download, path), contexts, paths))
         return folder or places[0]
 
     def publish(

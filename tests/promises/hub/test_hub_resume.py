@@ -102,60 +102,6 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     assert hub.count("reconstruction") == 2  # weights and optimizer
 
 
-@pytest.mark.slow  # promises/network/test_machines has the same with real machines
-def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, hub):
-    """Two launchers, a process each, no shared folder; the newest that both can have wins."""
-    shared = overrides(small, f"hub.repo_id={hubs.REPO}", "hub.min_interval_seconds=0")
-
-    def machines(last: int) -> list[str]:
-        """Both to their end; what each printed."""
-        first_words = runs.launch_command("ddp_multinode.yaml", *shared, f"train.max_steps={last}")
-        port = next(word for word in first_words if word.startswith("--main_process_port"))
-        both = []
-        for rank in (0, 1):
-            file = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2, num_machines=2, machine_rank=rank)
-            file = file.rename(tmp_path / f"rank-{rank}.yaml")
-            command = runs.launch_command(
-                file,
-                *shared,
-                f"train.max_steps={last}",
-                f"run.dir={tmp_path / str(rank)}",
-                options=("--main_process_ip=127.0.0.1", "--same_network"),
-            )
-            both.append([port if w.startswith("--main_process_port") else w for w in command])
-        with (
-            runs.started(both[0], **hub.environment()) as one,
-            runs.started(both[1], **hub.environment()) as other,
-        ):
-            printed = [
-                process.communicate(timeout=runs.DEADLINE_SECONDS) for process in (one, other)
-            ]
-        assert one.returncode == other.returncode == 0, printed
-        return [out for out, _ in printed]
-
-    machines(40)
-    assert hubs.step_of(hub) == 40
-    assert not list((tmp_path / "1").rglob("step-*"))  # only the first machine writes
-    (out, _) = machines(60)
-    assert f"from {tmp_path / '0' / 'snapshots' / 'step-00000040'}, the newest" in out
-    assert [p.name for p in (tmp_path / "1" / "snapshots").iterdir()] == ["step-00000040"]
-    shutil.rmtree(tmp_path / "0")  # the first machine's disk is lost
-    (out, _) = machines(80)
-    assert "step-00000060, fetched from me/run@" in out
-    # What only the first machine has, and not the Hub, is uploaded before both begin from it.
-    repo = hub.repo(hubs.REPO)
-    kept = {path: repo.read(repo.head, path) for path in repo.files(repo.head)}
-    machines(100)
-    hub.delete(hubs.REPO)
-    hub.create(hubs.REPO)
-    hub.commit_files(hubs.REPO, kept)
-    shutil.rmtree(tmp_path / "1")
-    (out, _) = machines(120)
-    assert "step-00000100" in out.split("from ", 1)[1].splitlines()[0]
-    assert [line["step"] for line in runs.metrics(tmp_path / "0")] == [*range(1, 121)]
-    assert not (tmp_path / "1" / "metrics.jsonl").exists()
-
-
 @AT_ANY_SERVER
 @pytest.mark.thorough
 def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
