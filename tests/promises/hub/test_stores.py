@@ -327,23 +327,23 @@ def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
             place.fault("commit", fault, times=None)
         both = uploader(place, RUN, FIRST), uploader(place, OTHER_RUN, SECOND)
         for step in (1, 2):  # where both wrote at the same moment, the next upload finds the last
-            for uploads in both:
-                uploads.offer(snapshot_of(step), Card(""))
+            for uploads, first in zip(both, (0, 10), strict=True):
+                uploads.offer(snapshot_of(first + step), Card(""))
             assert all(uploads.flush(60) for uploads in both)
         assert sorted(uploads.status().off for uploads in both) == [False, True]
         fenced, keeps = sorted(both, key=lambda uploads: not uploads.status().off)
         said = "".join(fenced.messages())
         assert "another run has uploaded step" in said
         assert "start again with hub.takeover=true" in said
-        hubs.upload_each(keeps, snapshot_of(4))
+        hubs.upload_each(keeps, snapshot_of(24))
         # With a takeover the other one replaces it, and that one finds out.
         third = uploader(place, "3" * 32, THIRD, takeover=True)
-        hubs.upload_each(third, snapshot_of(5))
-        keeps.offer(snapshot_of(6), Card(""))
+        hubs.upload_each(third, snapshot_of(25))
+        keeps.offer(snapshot_of(26), Card(""))
         assert keeps.flush(60)
         assert keeps.status().off
-        assert "another run has uploaded step 5 to " in "".join(keeps.messages())
-        assert 6 not in place.steps()
+        assert "another run has uploaded step 25 to " in "".join(keeps.messages())
+        assert 26 not in place.steps()
         place.assert_whole()
 
 
