@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import textwrap
 from dataclasses import asdict, replace
@@ -47,7 +46,6 @@ from planning.fits import (
     advise,
     candidates,
     micro_batch_that_fits,
-    within_machine,
 )
 from snapshot.base import open_base
 from snapshot.command_line import POSITIVE_INT
@@ -56,7 +54,6 @@ from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import StoreError
 from training.distributed.sharing import refuse_context, refuse_size, why_not_shared
-from training.memory import available_memory
 from training.step import freeze
 
 CHARACTERS_PLANNED = 256
@@ -97,10 +94,6 @@ def plan(options: argparse.Namespace) -> int:
     check_sharing(options, config, counted)
     fits, split = fits_of_strategies(options, config, counted, shape, memory)
     here = options.processes // options.machines
-    if options.host_memory is not None:
-        fits = within_machine(fits, here, int(GIB * options.host_memory))
-    elif options.memory is None:  # the plan is for this machine
-        fits = within_machine(fits, here, available_memory())
     chosen = None if split.accumulation == 1 else split.micro_batch
     requested = config.train.micro_batch_size
     advice, code = advise(fits, model, requested, chosen, here, options.overrides)
@@ -324,14 +317,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--memory",
         type=_gib,
         metavar="GIB",
-        help="of each process, also as 24GB or 512MiB; default: that of the local GPU",
-    )
-    parser.add_argument(
-        "--host-memory",
-        type=_gib,
-        metavar="GIB",
-        help="of each machine, for offloading; default: what this machine has left, without "
-        "--memory and --gpu",
+        help="of each process; default: that of the local GPU",
     )
     parser.add_argument("--precision", choices=[*DTYPES, FP8], default="bf16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -354,19 +340,12 @@ def _card(text: str) -> float:
 
 
 def _gib(text: str) -> float:
-    found = re.fullmatch(r"([0-9.]+) ?([kmgt]?)(i?b?)", text.strip(), re.IGNORECASE)
     try:
-        value = float(found[1] if found else text)
+        value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a number of GiB, nor one with a unit such as 24GiB, 24g, 24GB (of "
-            "1000 MB), 512MiB or 1.5TB"
-        ) from None
-    if found and (found[2] or found[3]):
-        unit = 1000 if found[3].lower() == "b" else 1024
-        value *= unit ** " kmgt".index(found[2].lower() or " ") / GIB
+        value = 0.0
     if not 0 < value < 10**6:
-        raise argparse.ArgumentTypeError(f"{text} is not a size of memory in GiB")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB, such as 24")
     return value
 
 

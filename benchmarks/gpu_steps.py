@@ -27,11 +27,11 @@ from harness import median, spread
 
 from config.compose import load_config
 from config.schema import OptimConfig, RunConfig, gpt_config
-from model.attention import KERNELS
 from model.families import build_model
 from model.fp8 import FP8, TENSORWISE
 from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
+from model.kernels import KERNELS
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape

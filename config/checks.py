@@ -32,10 +32,10 @@ from data.order import WHOLE, shares_of
 from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
-from model.attention import CPU_WAYS, KERNELS
 from model.families import ARCHITECTURES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
+from model.kernels import KERNEL, KERNELS
 from model.recompute import WAYS as RECOMPUTE
 from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES
@@ -51,7 +51,7 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
-    "run.attention": ("auto", *CPU_WAYS, *KERNELS),
+    "run.attention": ("auto", KERNEL, *KERNELS),
     "run.reduce_dtype": ("float32", "bf16"),
 }
 """The allowed values of a key."""

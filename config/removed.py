@@ -19,6 +19,7 @@ REMOVED: dict[str, str] = {
     "model.n_kv_head": "name a config.json that has num_key_value_heads in model.architecture",
     "optim.state_dtype": "leave it out: it is float32. optim.name=muon needs half the memory",
     "run.adapt_threads": "leave it out; OMP_NUM_THREADS sets the number of threads",
+    "run.attention=products": "leave it out: a CPU uses them up to a context of 512",
     "run.attention=cudnn": "use kernel or flash3, with which a resumed run has the same bits",
     "run.compile_short_runs": "the accelerate config file decides; --dynamo_backend no",
     "run.emulate_bf16": "leave it out; a CPU without bf16 instructions uses float32",

@@ -1,138 +1,146 @@
-"""Attention of our models, and its kernels on CUDA devices, by the names of `run.attention`.
+"""Causal attention, of our models and of those of transformers, in rows of several documents too.
 
-Only that key chooses one, for our models and those of transformers: a config.json never does. On a
-CPU our models attend by matrix products or by torch's kernel. The kernels of CUDA are reached
-through torch's own attention, so a package is needed for FlashAttention 3 and 4 alone.
+A batch says where documents begin by its positions: one begins wherever they do not count on. Each
+position attends to its own document alone. What every layer needs of them is derived once in a
+forward pass, as `Rows`.
 
-Letters in shapes: B batch, H heads, T positions, D channels of a head.
+Letters in shapes: B rows, H heads, T positions, D channels of a head, N documents of all rows.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from model.documents import Rows
-
-CPU_WAYS = PRODUCTS, KERNEL = "products", "kernel"
 LONGEST_PRODUCTS = 512
-"""The longest sequence for which products are used unless they are requested: they keep T * T
-weights for the backward pass."""
+"""The longest sequence for which a CPU computes products of matrices. They keep T * T weights for
+the backward pass."""
 QUERY_CHUNK_BYTES = 512
 """Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
-SIXTEEN_BITS = ("bf16", "fp16")
-"""Precisions, by accelerate's names."""
-HEAD_MULTIPLE = 8
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """What a kernel is, and what it can compute."""
+class Rows:
+    """What the positions of a batch attend to; without a mask and bounds, all earlier ones."""
 
-    title: str
-    majors: tuple[int, ...]
-    """Major numbers of the compute capabilities that it supports."""
-    largest_head: int = 256
-    """Channels; a multiple of `HEAD_MULTIPLE`."""
-    implementation: str | None = None
-    """The name by which torch activates a FlashAttention that is not its own."""
-    package: str | None = None
-    """The module that has it."""
+    mask: Tensor | None = None
+    """(B, 1, T, T), added to the scores: 0 where a query may attend to a key, else -inf."""
+    bounds: Tensor | None = None
+    """(N + 1,) int32, the cumulative lengths of documents: the first position of each over all
+    rows, and their end. Torch's variable-length kernel computes nothing between documents."""
+    context: Any = None
+    """The `model.context.Context` whose processes have some positions of each row."""
+    windows: dict[int, Tensor] = field(default_factory=dict)
+    """The mask of each length of a window, which the layers share."""
 
-    def why_not(self, precision: str, dropout: float) -> str | None:
-        """Why a run cannot use it, whatever the device: the end of a sentence."""
-        if precision not in SIXTEEN_BITS:
-            return (
-                f"computes in 16 bits, and the run in {precision.replace('no', 'float32')}. Set "
-                "mixed_precision: bf16 in the accelerate config file"
-            )
-        if dropout:
-            return f"has no dropout, and model.dropout={dropout}. Set that to 0, or use kernel"
-        return None
-
-    def why_not_here(self, device: torch.device) -> str | None:
-        """Why this machine cannot use it."""
-        if device.type != "cuda":
-            return f"runs on CUDA devices, and this run computes on {device}. Leave it out"
-        if self.package is not None and find_spec(self.package.partition(".")[0]) is None:
-            return f"needs the package {self.package.partition('.')[0]}, which is not installed"
-        major, minor = torch.cuda.get_device_capability(device)
-        if major not in self.majors:
-            name = torch.cuda.get_device_name(device)
-            known = " or ".join(f"{one}.x" for one in self.majors)
-            return f"needs compute capability {known}, and {name} has {major}.{minor}. Use kernel"
-        return None
-
-    def why_not_for(self, head_size: int) -> str | None:
-        """Why it cannot compute heads of so many channels."""
-        if head_size % HEAD_MULTIPLE == 0 and head_size <= self.largest_head:
-            return None
-        return (
-            f"takes heads of {HEAD_MULTIPLE} to {self.largest_head} channels in multiples of "
-            f"{HEAD_MULTIPLE}, and the model's have {head_size}. Use kernel"
-        )
-
-    def activate(self) -> None:
-        """Have torch's attention use it from now on."""
-        if self.implementation is not None:
-            from torch.nn.attention import activate_flash_attention_impl
-
-            activate_flash_attention_impl(self.implementation)
+    def mask_within(self, window: int | None, query: Tensor) -> Tensor | None:
+        """The mask, in which a query sees no key before its window."""
+        time = query.size(2)
+        if window is None or window >= time:
+            return self.mask
+        if window not in self.windows:
+            earlier = query.new_full((time, time), -math.inf).triu(1)
+            mask = earlier[None, None] if self.mask is None else self.mask
+            far = torch.ones_like(earlier, dtype=torch.bool).tril(-window)
+            self.windows[window] = mask.masked_fill(far, -math.inf)
+        return self.windows[window]
 
 
-VARLEN, FLASH3, FLASH4 = "varlen", "flash3", "flash4"
-KERNELS = {
-    VARLEN: Kernel("torch's variable-length kernel", (8, 9, 10, 11, 12)),
-    FLASH3: Kernel("FlashAttention 3", (9,), implementation="FA3", package="flash_attn_interface"),
-    FLASH4: Kernel(
-        "FlashAttention 4",
-        (9, 10),
-        largest_head=128,
-        implementation="FA4",
-        package="flash_attn.cute.interface",
-    ),
-}
-"""They take documents in a row without a mask, and have no dropout."""
+def rows_of(positions: Tensor, varlen: bool = False) -> Rows:
+    """The documents of rows with these positions (B, T).
+
+    With `varlen` they are bounds, where autocast computes in 16 bits. Otherwise they are a mask, in
+    the type of the scores: of a boolean mask every layer would make a copy for its backward pass.
+    """
+    kind = positions.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+    begins = F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
+    if varlen and dtype in SIXTEEN_BITS:
+        return Rows(bounds=cumulative_lengths(begins))
+    document = begins.cumsum(dim=1)  # counted from 1
+    own = (document[:, :, None] == document[:, None, :]).tril()[:, None]
+    mask = torch.zeros(own.shape, dtype=dtype, device=own.device)
+    return Rows(mask=mask.masked_fill_(~own, -math.inf))
 
 
-class Attend(nn.Module):
-    """Causal attention of our models."""
+@torch._disable_dynamo  # torch.compiler.disable would import the compiler in every start
+def cumulative_lengths(begins: Tensor) -> Tensor:
+    """`Rows.bounds` of documents that begin where (B, T) is true.
 
-    longest_products = LONGEST_PRODUCTS
-    """Positions up to which a CPU computes products of matrices."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rows: Rows | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """Queries, keys and values (B, H, T, D) to (B, H, T, D), within the documents of `rows`."""
-        if rows is not None:
-            return rows.attend(query, key, value, dropout_p)
-        is_short = query.size(2) <= self.longest_products
-        if is_causal and is_short and query.device.type == "cpu":
-            return attend_by_products(query, key, value, dropout_p)
-        return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout_p, is_causal=is_causal
-        )
+    Their number is a shape, so the process waits here for the device, once in a forward pass.
+    """
+    first = begins.flatten().nonzero().flatten()
+    return F.pad(first, (0, 1), value=begins.numel()).int()
 
 
-def use_on_cpu(model: nn.Module, way: str | None) -> None:
-    """Have our model attend in one of `CPU_WAYS` on a CPU; otherwise by products if it is short."""
-    longest = {PRODUCTS: sys.maxsize, KERNEL: 0}.get(way or "", LONGEST_PRODUCTS)
-    for module in model.modules():
-        if isinstance(module, Attend):
-            module.longest_products = longest
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Rows | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Queries (B, H, T, D), and keys and values of perhaps fewer heads, to (B, H, T, D).
+
+    With `window`, a query sees itself and so many positions less one before it.
+    """
+    if rows is not None and rows.context is not None:
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        query, key, value = rows.context.to_heads(query, key, value)
+        whole = replace(rows, context=None)
+        mixed = attend(query, key, value, whole, dropout_p, scale=scale, window=window)
+        return cast(Tensor, rows.context.to_positions(mixed))
+    if rows is not None and rows.bounds is not None:
+        assert not dropout_p, "the kernel has no dropout"
+        return varlen_attention(query, key, value, rows.bounds, scale, window)
+    is_short = query.size(2) <= LONGEST_PRODUCTS
+    if rows is None and is_causal and is_short and query.device.type == "cpu":
+        return attend_by_products(query, key, value, dropout_p)
+    mask = None if rows is None else rows.mask_within(window, query)
+    options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale}
+    options |= {"enable_gqa": key.size(1) != query.size(1), "is_causal": is_causal and mask is None}
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """`attend` within documents, by torch's kernel for CUDA."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    batch, heads, time, size = query.shape
+    # The kernel is not in autocast's list; rotary positions make queries and keys float32.
+    few = key.size(1) != heads
+    parts = (part.to(value.dtype).transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    query, key, value = parts
+    mixed = varlen_attn(
+        query,
+        key,
+        value,
+        bounds,
+        bounds,
+        time,  # a document is no longer
+        time,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=few,
+    )
+    assert isinstance(mixed, Tensor)
+    return mixed.view(batch, time, heads, size).transpose(1, 2)
 
 
 def attend_by_products(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:

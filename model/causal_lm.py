@@ -18,10 +18,9 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from model.attention import Rows, attend, rows_of
 from model.balance import NAME as BALANCE
 from model.balance import balance_of
-from model.context import Context
-from model.documents import Rows, packed_rows
 from model.family import LanguageModel, ModelConfig
 from model.head import Head, mean_loss
 from model.layout import Layout, ModelError
@@ -181,21 +180,20 @@ class CausalLMConfig(ModelConfig):
 
     @contextmanager
     def on_fake_tensors(self, packed: bool = False) -> Iterator[None]:
+        from unittest.mock import patch
+
         from transformers import masking_utils
         from transformers.integrations import moe
 
-        found, grouped = masking_utils.find_packed_sequence_indices, moe._can_use_grouped_mm
-        # It looks at the positions whether a window has several sequences.
-        masking_utils.find_packed_sequence_indices = lambda position_ids: (
-            position_ids if packed else None
+        # transformers looks at the positions whether a window has several sequences.
+        sequences = patch.object(
+            masking_utils,
+            "find_packed_sequence_indices",
+            lambda position_ids: position_ids if packed else None,
         )
         # The fake of torch's grouped_mm has bf16 alone; transformers' own saves the same tensors.
-        moe._can_use_grouped_mm = lambda *_: False
-        try:
+        with sequences, patch.object(moe, "_can_use_grouped_mm", lambda *_: False):
             yield
-        finally:
-            masking_utils.find_packed_sequence_indices = found
-            moe._can_use_grouped_mm = grouped
 
 
 def quiet_transformers() -> None:
@@ -276,12 +274,23 @@ class CausalLM(LanguageModel):
         Raises ModelError for sizes that contradict each other.
         """
         super().__init__()
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+        from transformers import (
+            MODEL_FOR_CAUSAL_LM_MAPPING,
+            AttentionInterface,
+            AttentionMaskInterface,
+            AutoModelForCausalLM,
+        )
+        from transformers.masking_utils import sdpa_mask
 
+        AttentionInterface.register(IN_ROWS, attend_in_rows)
+        AttentionMaskInterface.register(IN_ROWS, sdpa_mask)
         self.config = config
         built = _transformers_config(config.content)
         has_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(built)], "_supports_sdpa", False)
+        self._attends_in_rows = has_sdpa and config.can_pack
         attention = "sdpa" if has_sdpa else "eager"  # never a kernel that a config names
+        if self._attends_in_rows:
+            attention = IN_ROWS
         try:
             self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
             way = config.activation_checkpointing
@@ -371,26 +380,10 @@ class CausalLM(LanguageModel):
 
     @property
     def can_share_context(self) -> bool:
-        return self.can_pack and self.lm.config._attn_implementation in ("sdpa", IN_ROWS)
+        return self._attends_in_rows
 
     def use_varlen(self) -> None:
-        if self.attend_in_rows():
-            super().use_varlen()
-
-    def share_context(self, context: Context) -> None:
-        self.attend_in_rows()
-        super().share_context(context)
-
-    def attend_in_rows(self) -> bool:
-        """Have transformers attend by `attend_in_rows`; returns whether the architecture can."""
-        if self.lm.config._attn_implementation == "sdpa":
-            from transformers import AttentionInterface, AttentionMaskInterface
-            from transformers.masking_utils import sdpa_mask
-
-            AttentionInterface.register(IN_ROWS, attend_in_rows)
-            AttentionMaskInterface.register(IN_ROWS, sdpa_mask)
-            self.lm.set_attn_implementation(IN_ROWS)
-        return bool(self.lm.config._attn_implementation == IN_ROWS)
+        self.varlen = self._attends_in_rows
 
     def flops_per_token(self, block_size: int) -> float | None:
         if any(self.config.content.get(key) for key in EXPERTS):
@@ -402,7 +395,7 @@ class CausalLM(LanguageModel):
         shared = super().rows_at(None)
         if shared is not None or positions is None or not self.varlen:
             return shared
-        rows = packed_rows(positions, varlen=True)
+        rows = rows_of(positions, varlen=True)
         return None if rows.bounds is None else rows
 
     def forward(
@@ -447,20 +440,17 @@ def attend_in_rows(
     packed_rows: Rows | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention by torch, or by `packed_rows` without a mask.
+    """transformers' attention by torch, or within `packed_rows`.
 
     Queries (B, H, T, D) to (B, T, H, D).
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if packed_rows is None:
-        mixed: Tensor = sdpa_attention_forward(
-            module, query, key, value, attention_mask, **options
-        )[0]
-        return mixed, None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     scale, window = options.get("scaling"), options.get("sliding_window")
     dropout = options.get("dropout", 0.0)
-    mixed = packed_rows.attend(query, key, value, dropout, scale, window)
+    mixed = attend(query, key, value, packed_rows, dropout, scale=scale, window=window)
     return mixed.transpose(1, 2).contiguous(), None
 
 

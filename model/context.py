@@ -11,20 +11,20 @@ channels of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from model.documents import PackedRows, packed_rows
+from model.attention import Rows, rows_of
 from model.head import IGNORED, target_count
 
 
 class Context:
     """The processes that share sequences, and the sequences that they share now."""
 
-    rows: SharedRows | None = None
+    rows: Rows | None = None
     """Those of the forward pass that is being computed."""
     targets: Tensor | None = None
     """The targets (B, T) of the whole rows of that forward pass."""
@@ -54,7 +54,8 @@ class Context:
             own = self.own(targets)
             count = (own != IGNORED).sum()
             places = torch.arange(ids.size(1), device=ids.device)[None]
-            self.rows, self.targets = SharedRows(self, places, positions), targets
+            rows = Rows() if positions is None else rows_of(positions, self.varlen)
+            self.rows, self.targets = replace(rows, context=self), targets
             try:
                 mean = compute(
                     self.own(ids), own, self.own(places if positions is None else positions)
@@ -76,12 +77,16 @@ class Context:
         """Of (B, T) this process's (B, P)."""
         return whole.chunk(self.size, dim=1)[self.rank]
 
-    def to_heads(self, *parts: Tensor) -> list[Tensor]:
-        """Some (B, H, P, D) of this process's positions to (B, H / N, T, D) of its heads."""
-        sent = torch.cat([one.unflatten(1, (self.size, -1)) for one in parts], dim=2)
+    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """(B, H, P, D) of this process's positions to (B, H / N, T, D) of its heads."""
+        if key.size(1) % self.size:  # each head of queries gets its own
+            each = query.size(1) // key.size(1)
+            key, value = (part.repeat_interleave(each, dim=1) for part in (key, value))
+        parts = (query, key, value)
+        sent = torch.cat([part.unflatten(1, (self.size, -1)) for part in parts], dim=2)
         received = self._exchanged(sent.movedim(1, 0))  # (N, B, heads, P, D)
         whole = received.movedim(0, 2).flatten(2, 3)  # (B, heads, T, D)
-        return [*whole.split([one.size(1) // self.size for one in parts], dim=1)]
+        return [*whole.split([part.size(1) // self.size for part in parts], dim=1)]
 
     def to_positions(self, mixed: Tensor) -> Tensor:
         """(B, H / N, T, D) of this process's heads to (B, H, P, D) of its positions."""
@@ -94,49 +99,3 @@ class Context:
 
         # What is received has the strides of what is sent.
         return all_to_all_single(sent.contiguous(), None, None, self.group)
-
-
-class SharedRows:
-    """The rows of a batch of which each process has some positions, as attention takes them."""
-
-    def __init__(self, context: Context, places: Tensor, positions: Tensor | None) -> None:
-        """Positions (B, T) of whole rows say where documents begin. `places` (1, T) count to T."""
-        self._context, self._places = context, places
-        self._documents = None if positions is None else packed_rows(positions, context.varlen)
-        self._one_document: PackedRows | None = None
-        """Rows of one document, for attention in a window."""
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-        window: int | None = None,
-    ) -> Tensor:
-        """As `model.documents.Rows.attend`, of this process's positions."""
-        context = self._context
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        if key.size(1) % context.size:  # each head of queries gets its own
-            each = query.size(1) // key.size(1)
-            key, value = (part.repeat_interleave(each, dim=1) for part in (key, value))
-        query, key, value = context.to_heads(query, key, value)
-        rows = self._rows(window)
-        if rows is None:
-            few = key.size(1) != query.size(1)
-            options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": few}
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
-        else:
-            mixed = rows.attend(query, key, value, dropout_p, scale, window)
-        return context.to_positions(mixed)
-
-    def _rows(self, window: int | None) -> PackedRows | None:
-        """What positions attend to; None for all earlier ones."""
-        if self._documents is not None:
-            return self._documents
-        if window is None or window >= self._places.size(1):
-            return None
-        if self._one_document is None:
-            self._one_document = packed_rows(self._places)
-        return self._one_document

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from model.attention import Rows, rows_of
 from model.context import Context
-from model.documents import Rows, packed_rows
 from model.fp8 import Fp8, convert
 from model.frozen import full_parameters
 from model.head import IGNORED, Head
@@ -166,7 +166,7 @@ class LanguageModel(nn.Module, ABC):
         """What tokens at positions (B, T) attend to; None for all earlier ones of their row."""
         if self.context is not None and self.context.rows is not None:
             return self.context.rows
-        return None if positions is None else packed_rows(positions, self.varlen)
+        return None if positions is None else rows_of(positions, self.varlen)
 
     @property
     @abstractmethod

@@ -8,9 +8,7 @@ Like accelerate, this leaves out the first linear layer of a model and the last,
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -41,15 +39,8 @@ class Fp8:
     recipe: str
     layers: int
     """Linear layers of the blocks in fp8."""
-    left: Counter[str]
-    """Those in 16 bits, by the reason."""
-
-    def as_words(self) -> str:
-        """The line of the header."""
-        total = self.layers + self.left.total()
-        left = ", ".join(f"{count} ({reason})" for reason, count in self.left.items())
-        kept = f"; in 16 bits: {left}" if left else ""
-        return f"{self.layers} of {total} linear layers of the blocks, {self.recipe}{kept}"
+    total: int
+    """Linear layers of the blocks; the others stay in 16 bits."""
 
 
 def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) -> Fp8:
@@ -57,42 +48,40 @@ def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) ->
     if find_spec("torchao") is None:
         raise Fp8Error(f"mixed_precision: {FP8} needs torchao, which is not installed. {INSTALL}")
     first = next((one for one in model.modules() if isinstance(one, nn.Linear)), None)
-    linear = [
+    layers = [
         one
         for name, one in blocks.named_modules()
         if isinstance(one, nn.Linear) and not is_adapter(name)
     ]
-    reasons = {one: "the first of the model" if one is first else _why_not(one) for one in linear}
-    chosen = {one for one, reason in reasons.items() if reason is None}
-    left = Counter(reason for reason in reasons.values() if reason is not None)
+    chosen = {one for one in layers if one is not first and _can_convert(one)}
     if not chosen:
-        found = ", ".join(f"{count} ({reason})" for reason, count in left.items()) or "none"
         raise Fp8Error(
-            f"mixed_precision: {FP8} computes linear layers of the blocks in fp8, and none of "
-            f"these can be: {found}. Set mixed_precision: bf16 in the accelerate config file."
+            f"mixed_precision: {FP8} computes linear layers of the blocks in fp8, without the "
+            f"first of the model, frozen ones and sizes that are not multiples of {MULTIPLE}. None "
+            f"is left of {len(layers)}. Set mixed_precision: bf16 in the accelerate config file."
         )
-    with _quiet():
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    manager: Any = logging.root.manager
+    before = manager.disable
+    logging.disable(logging.WARNING)  # torchao tells which kernels for other devices do not load
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        # Micro-batches of any number of tokens: torchao pads the sum over tokens, as in accelerate.
-        # Weights in fp8 between FSDP's processes would be another kind of tensor in the optimizer.
-        config = Float8LinearConfig.from_recipe_name(recipe)
-        config = replace(config, pad_inner_dim=True, emulate=emulated)
-        convert_to_float8_training(
-            model, module_filter_fn=lambda module, _: module in chosen, config=config
-        )
+    logging.disable(before)
+    # Micro-batches of any number of tokens: torchao pads the sum over tokens, as in accelerate.
+    # Weights in fp8 between FSDP's processes would be another kind of tensor in the optimizer.
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    config = replace(config, pad_inner_dim=True, emulate=emulated)
+    convert_to_float8_training(
+        model, module_filter_fn=lambda module, _: module in chosen, config=config
+    )
     for layer in fp8_layers(model):
         layer.register_forward_pre_hook(_cast)
-    return Fp8(recipe, len(chosen), left)
+    return Fp8(recipe, len(chosen), len(layers))
 
 
-def _why_not(layer: nn.Linear) -> str | None:
-    """Why a layer stays in 16 bits; None if it does not."""
-    if not layer.weight.requires_grad:  # torchao would compute the gradient of the weights
-        return "frozen"
-    if any(size % MULTIPLE for size in layer.weight.shape):
-        return f"a size is not a multiple of {MULTIPLE}"
-    return None if type(layer) is nn.Linear else "of another class than torch's"
+def _can_convert(layer: nn.Linear) -> bool:
+    """Whether torchao has a layer in its place, which computes the gradient of its weights."""
+    is_even = not any(size % MULTIPLE for size in layer.weight.shape)
+    return type(layer) is nn.Linear and layer.weight.requires_grad and is_even
 
 
 def fp8_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -104,15 +93,3 @@ def _cast(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Cast to autocast's dtype. torchao's layer itself asks for that of CUDA alone."""
     x, *more = inputs
     return x.to(compute_dtype(x)), *more
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what torchao logs while it is imported: its kernels for other devices."""
-    manager: Any = logging.root.manager
-    before = manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from model.lora import INSTALL
 from model.nf4 import BLOCK, STORAGE, dequantize, load_kernels, packed_width, quantize
-from model.products import cast_product, product
+from model.products import product
 
 AUTO = "auto"
 """16 bits if the base is stored in 16 bits, so that no number is lost; otherwise float32."""
@@ -42,9 +42,7 @@ class FrozenLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (..., N) to outputs (..., M)."""
-        if self.is_packed:
-            return cast_product(x, self.weight, self.bias, dequantize)
-        return product(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias, dequantize if self.is_packed else None)
 
 
 class FrozenEmbedding(nn.Embedding):

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import Attend
-from model.documents import Rows
+from model.attention import Rows, attend
 from model.family import LanguageModel, ModelConfig
 from model.head import Head
 from model.layout import Layout, ModelError, Shape
@@ -95,7 +94,6 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
-        self.attend = Attend()
 
     def forward(
         self, x: Tensor, rows: Rows | None = None, cache: KeyValueCache | None = None
@@ -111,7 +109,7 @@ class Attention(nn.Module):
         # A single new position attends to all cached ones. Several positions need the causal mask,
         # which is correct only for an empty cache; GPT.forward ensures that.
         dropout = self.dropout if self.training else 0.0
-        mixed = self.attend(query, key, value, rows, dropout, is_causal=time > 1)
+        mixed = attend(query, key, value, rows, dropout, is_causal=time > 1)
         mixed = mixed.transpose(1, 2).reshape(batch, time, -1)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
 

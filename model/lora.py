@@ -40,7 +40,6 @@ class Lora:
 
     def of(self, blocks: Iterable[nn.Module]) -> Lora:
         """The same with the names of its layers. Raises LoraError for a name that is no layer's."""
-        blocks = [*blocks]
         layers = {
             name.rpartition(".")[2]
             for block in blocks
@@ -52,31 +51,12 @@ class Lora:
                 f"model.lora_rank={self.rank}: the model has no linear layers to adapt."
             )
         for target in self.targets:
-            if target in experts_of(blocks):
-                raise LoraError(
-                    f"model.lora_targets={list(self.targets)}: {target!r} holds the weights of "
-                    "experts, which cannot have adapters. These layers can: "
-                    f"{', '.join(sorted(layers))}."
-                )
             if target not in layers:
                 raise LoraError(
                     f"model.lora_targets={list(self.targets)}: {target!r} is not a linear layer "
                     f"of the model's blocks. They are {', '.join(sorted(layers))}."
                 )
         return replace(self, targets=tuple(sorted(self.targets or layers)))
-
-
-def experts_of(blocks: Iterable[nn.Module]) -> dict[str, int]:
-    """The stacked weights of experts, (experts, outputs, inputs): how many, by their names.
-
-    They are parameters and no linear layers, so adapters leave them out.
-    """
-    found: dict[str, int] = {}
-    for block in blocks:
-        for module in block.modules():
-            for name, one in stacked_in(module):
-                found[name] = found.get(name, 0) + one.numel()
-    return found
 
 
 def stacked_in(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

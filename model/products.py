@@ -23,16 +23,16 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x (..., N) with a frozen weight (M, N) of any dtype, to (..., M)."""
-    if weight.dtype == compute_dtype(x):
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, cast: Cast | None = None
+) -> Tensor:
+    """`F.linear` of x (..., N) with what `cast` makes of a frozen weight (M, N), to (..., M).
+
+    Without it, the weight is cast to the dtype of the product, if it has another one.
+    """
+    if cast is None and weight.dtype == compute_dtype(x):
         return F.linear(x, weight, bias)
-    return cast_product(x, weight, bias, Tensor.to)
-
-
-def cast_product(x: Tensor, weight: Tensor, bias: Tensor | None, cast: Cast) -> Tensor:
-    """`F.linear` of x (..., N) with what `cast` makes of a frozen weight, to (..., M)."""
-    output: Tensor = _CastProduct.apply(x, weight, bias, cast)
+    output: Tensor = _CastProduct.apply(x, weight, bias, cast or Tensor.to)
     return output
 
 

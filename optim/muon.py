@@ -91,11 +91,7 @@ class Muon(EagerOptimizer):
 
             shape = torch.Size((len(alike), rows, columns))
             stride = (rows * columns, columns, 1)
-            options: Any = {
-                "shape": shape,
-                "stride": stride,
-                "run_check": False,
-            }
+            options: Any = {"shape": shape, "stride": stride, "run_check": False}
             lies = stacked_placements(alike[0], mesh)
             stacked = DTensor.from_local(mixed, mesh, lies, **options)
             # Whole matrices of each process: an all-to-all where parameters are sharded.

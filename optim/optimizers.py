@@ -69,18 +69,15 @@ class Kind:
     def wrong_in(self, state: Mapping[str, Any], parameter: nn.Parameter, joined: int) -> str:
         """What is kept of a parameter and is not as this row says; empty if all is."""
         expected = self.kept_of(parameter, joined)
-        if state.keys() != expected.keys():
-            now, row = (", ".join(sorted(one)) or "nothing" for one in (state, expected))
-            return f"keeps {now}, and its row in OPTIMIZERS (optim/optimizers.py) says {row}"
-        for key, value in state.items():
-            if not isinstance(value, Tensor) or value.dtype != torch.float32:
-                return f"keeps {key!r}, which is no float32 tensor, and snapshots hold nothing else"
-            if tuple(value.shape) != expected[key]:
-                return (
-                    f"keeps {key!r} in the shape {list(value.shape)}, and its row in OPTIMIZERS "
-                    f"(optim/optimizers.py) says {list(expected[key])}"
-                )
-        return ""
+        kept = {
+            key: tuple(value.shape)
+            if isinstance(value, Tensor) and value.dtype == torch.float32
+            else "no float32 tensor"
+            for key, value in state.items()
+        }
+        if kept == expected:
+            return ""
+        return f"keeps {kept}, and its row in OPTIMIZERS (optim/optimizers.py) says {expected}"
 
     @property
     def moments(self) -> int:

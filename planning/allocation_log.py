@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,47 +29,44 @@ Place = tuple[Any, ...]
 
 
 @dataclass
-class Lifetime:
-    """One allocation: its bytes, and the events of its allocation and deallocation."""
+class Allocation:
+    """Memory that is allocated and perhaps freed again."""
 
     size: int
     kind: str
-    allocated_at: int
-    freed_at: int | None = None
 
 
-@dataclass
 class AllocationLog:
-    """All allocations in order. An event is an allocation or a deallocation."""
+    """All allocations and deallocations in order, which are its events."""
 
-    granule: int
-    lifetimes: list[Lifetime] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    """The place of each event."""
+    def __init__(self, granule: int) -> None:
+        """Sizes are rounded up to the granule of the device's allocator."""
+        self._granule = granule
+        self._events: list[tuple[Allocation, int]] = []
+        """1 for an allocation, -1 for a deallocation."""
+        self.places: list[Place] = []
+        """The place of each event."""
 
-    def allocate(self, size: int, kind: str, place: Place) -> Lifetime:
-        """Record an allocation. Its size is rounded up to the granule of the device's allocator."""
-        rounded = -(-size // self.granule) * self.granule
-        lifetime = Lifetime(rounded, kind, len(self.places))
-        self.places.append(place)
-        self.lifetimes.append(lifetime)
-        return lifetime
+    def allocate(self, size: int, kind: str, place: Place) -> Allocation:
+        """Record an allocation."""
+        allocation = Allocation(-(-size // self._granule) * self._granule, kind)
+        self._record(allocation, 1, place)
+        return allocation
 
-    def free(self, lifetime: Lifetime, place: Place) -> None:
+    def free(self, allocation: Allocation, place: Place) -> None:
         """Record a deallocation."""
-        if lifetime.freed_at is None:
-            lifetime.freed_at = len(self.places)
-            self.places.append(place)
+        self._record(allocation, -1, place)
+
+    def _record(self, allocation: Allocation, sign: int, place: Place) -> None:
+        self._events.append((allocation, sign))
+        self.places.append(place)
 
     def totals(self) -> np.ndarray:
         """Live bytes (events, kinds) after each event, in the order of `KINDS`."""
-        events = len(self.places)  # the garbage collector may add deallocations meanwhile
-        changes = np.zeros((events, len(KINDS)), dtype=np.int64)
-        for lifetime in self.lifetimes:
-            column = KINDS.index(lifetime.kind)
-            changes[lifetime.allocated_at, column] += lifetime.size
-            if lifetime.freed_at is not None and lifetime.freed_at < events:
-                changes[lifetime.freed_at, column] -= lifetime.size
+        events = [*self._events]  # the garbage collector may add deallocations meanwhile
+        changes = np.zeros((len(events), len(KINDS)), dtype=np.int64)
+        for row, (allocation, sign) in zip(changes, events, strict=True):
+            row[KINDS.index(allocation.kind)] = sign * allocation.size
         return changes.cumsum(axis=0)
 
 
@@ -81,8 +79,7 @@ class LiveBytes(TorchDispatchMode):
         self._as_gloo = as_gloo
         self.log = AllocationLog(granule)
         self.place: Place = ()
-        self._known: dict[int, tuple[weakref.ref[Any], Lifetime]] = {}
-        self._resize = torch.UntypedStorage.resize_
+        self._known: dict[int, tuple[weakref.ref[Any], Allocation]] = {}
 
     def mark(self, tensors: Iterable[Tensor | None], kind: str) -> None:
         """Set the kind of these tensors (or of this process's shards of them)."""
@@ -102,32 +99,33 @@ class LiveBytes(TorchDispatchMode):
         is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "fsdp")
         for leaf in tree_leaves((args, kwargs, result) if is_collective else result):
             if isinstance(leaf, Tensor):
-                lifetime = self._record(leaf, "activations")
-                if is_collective and lifetime.kind == "activations":
-                    lifetime.kind = "buffers"
+                allocation = self._record(leaf, "activations")
+                if is_collective and allocation.kind == "activations":
+                    allocation.kind = "buffers"
         if self._as_gloo and "_reduce_scatter_base_" in str(func):
             copy = self.log.allocate(args[1].nbytes, "activations", self.place)
             self.log.free(copy, self.place)
         return result
 
     def __enter__(self) -> LiveBytes:
-        tracker = self
+        resize_ = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-            result = tracker._resize(storage, size)
-            tracker._record_resize(storage)
+            result = resize_(storage, size)
+            self._record_resize(storage)
             return result
 
         # FSDP2 frees and refills its buffers with it, which bypasses the dispatcher.
-        torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
+        self._resizing = patch.object(torch.UntypedStorage, "resize_", resize)
+        self._resizing.start()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._resizing.stop()
         super().__exit__(*error)
 
-    def _record(self, tensor: Tensor, kind: str) -> Lifetime:
+    def _record(self, tensor: Tensor, kind: str) -> Allocation:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         local = getattr(local, "_data", local)  # of torchao's tensor of eight bits with a scale
         # The result of an unfinished collective operation wraps the real tensor.
@@ -135,9 +133,9 @@ class LiveBytes(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return self._known[key][1]
-        lifetime = self.log.allocate(storage.nbytes(), kind, self.place)
-        self._known[key] = (weakref.ref(storage, lambda _: self._record_free(key)), lifetime)
-        return lifetime
+        allocation = self.log.allocate(storage.nbytes(), kind, self.place)
+        self._known[key] = (weakref.ref(storage, lambda _: self._record_free(key)), allocation)
+        return allocation
 
     def _record_free(self, key: int) -> None:
         self.log.free(self._known.pop(key)[1], self.place)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -22,24 +23,18 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from config.schema import ConfigError, OptimConfig
-from model.attention import KERNEL, KERNELS, VARLEN, use_on_cpu
+from config.schema import OptimConfig
 from model.context import Context
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
+from model.kernels import KERNELS, VARLEN
 from planning.allocation_log import LiveBytes
-from planning.kernels import (
-    cuda_kernels,
-    few_chunks,
-    offloading,
-    without_moving,
-)
+from planning.kernels import cuda_kernels, few_chunks, offloading, without_moving
 from training.distributed.accelerator import (
     REDUCE_DTYPES,
     reducing_in,
@@ -71,7 +66,7 @@ class Shape:
     stored_as: str = FLOAT32
     """The dtype of the base in its files, one of `model.frozen.DTYPES`."""
     attention: str | None = None
-    """As in `run.attention`; None for the usually faster one of a CPU, or for CUDA's own choice."""
+    """As in `run.attention`; None for what a run chooses itself."""
     packed: bool = False
     """Whether documents in a row do not attend to each other."""
     sync_each: bool = True
@@ -107,7 +102,7 @@ def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
     if kernel is None:
         return False
     head_size = config.attention_width // max(1, config.n_head)
-    return not (kernel.why_not(shape.precision, config.dropout) or kernel.why_not_for(head_size))
+    return kernel.why_not(shape.precision, config.dropout, head_size) is None
 
 
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
@@ -117,7 +112,6 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     keep_frozen(model, shape.frozen_dtype, shape.stored_as, filled=False)
     if shape.fp8 is not None:
         model.use_fp8(shape.fp8, emulated=shape.device == "cpu")
-    use_on_cpu(model, shape.attention if shape.device == "cpu" else KERNEL)
     if shape.device != "cpu" and shape.packed and plans_varlen(config, shape):
         model.use_varlen()
     return model
@@ -164,7 +158,7 @@ def traced_update(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
                 tracker.mark([parameter.grad], "gradients")
-            _first_update(optimizer, shape)
+            optimizer.step()
             # Under DDP gradients are views of its buckets, which stay allocated.
             set_to_none = shape.processes == 1 or shape.is_fsdp
             optimizer.zero_grad(set_to_none)
@@ -186,18 +180,6 @@ def traced_update(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             optimizer.step()
             optimizer.zero_grad(set_to_none)
     return tracker
-
-
-def _first_update(optimizer: Optimizer, shape: Shape) -> None:
-    """The first update creates the state. Raise ConfigError if it cannot run on fake tensors."""
-    try:
-        optimizer.step()
-    except Exception as error:  # each optimizer raises its own types
-        sharded = ", sharded," if shape.is_fsdp else ""
-        raise ConfigError(
-            f"optim.name={shape.optimizer} cannot be planned: its update{sharded} fails on tensors "
-            f"without data ({type(error).__name__}). Plan with an optimizer of as much state."
-        ) from error
 
 
 def _track_layers(blocks: list[nn.Module], tracker: LiveBytes) -> None:
@@ -245,11 +227,8 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
         dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _meshes_with_values() -> Iterator[None]:
+def _meshes_with_values() -> contextlib.AbstractContextManager[Any]:
     """Have FSDP and Muon make their meshes outside of fake tensors: they read their numbers."""
-    joined: Any = DeviceMesh._concatenate
-    of_group: Any = DeviceMesh.from_group
 
     def with_values(make: Any) -> Any:
         def made(*args: Any, **options: Any) -> Any:
@@ -258,13 +237,9 @@ def _meshes_with_values() -> Iterator[None]:
 
         return staticmethod(made)
 
-    DeviceMesh._concatenate = with_values(joined)  # type: ignore
-    DeviceMesh.from_group = with_values(of_group)  # type: ignore
-    try:
-        yield
-    finally:
-        DeviceMesh._concatenate = staticmethod(joined)  # type: ignore
-        DeviceMesh.from_group = staticmethod(of_group)  # type: ignore
+    names = ("_concatenate", "from_group")
+    makers = {name: with_values(getattr(DeviceMesh, name)) for name in names}
+    return patch.multiple(DeviceMesh, **makers)
 
 
 def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:

@@ -233,16 +233,6 @@ def largest_that_fits(needed: Callable[[int], float], memory: float) -> int:
     return low
 
 
-def within_machine(fits: list[Fit], here: int, memory: int) -> list[Fit]:
-    """The strategies; offloading fits only if a machine has `memory` bytes for it."""
-    return [
-        replace(row, fits=False, largest_micro_batch=0)
-        if row.on_cpu and here * row.on_cpu > memory
-        else row
-        for row in fits
-    ]
-
-
 def advise(
     fits: list[Fit],
     model: ModelConfig,

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from common.printable import printable
 from data.corpus import Corpus
 from data.documents import Documents
-from data.order import mixed
 from data.token_file import TokenStream
 from model.head import IGNORED
 
@@ -20,9 +19,8 @@ SHOWN = 4
 """Rows that are kept to be shown and checked."""
 MOST_TOKENS = 5_000_000
 """Tokens of the training text that are compared with the held-out text."""
-MOST_HELD_OUT = 2_000
+MOST_HELD_OUT = 200
 """Held-out rows that are looked for."""
-FACTOR = np.uint64(0x9E3779B97F4A7C15)
 LONGEST_SHOWN = 2_000
 
 
@@ -93,16 +91,24 @@ def repeated(corpus: Corpus, rows: Rows, width: int) -> tuple[int, int]:
     Prepared texts are compared as far as `MOST_TOKENS`, streamed ones with the rows trained on.
     """
     held_out, train = tokens_of(corpus.held_out), tokens_of(corpus.train)
-    width = 1 << (width.bit_length() - 1)  # a power of two
-    if held_out is None or len(held_out) < width:
+    if held_out is None:
         return 0, 0
-    every = digests(held_out.window(0, min(len(held_out), MOST_TOKENS)), width)
-    wanted = every[:: max(width, len(every) // MOST_HELD_OUT)]
-    texts: list[NDArray] = [np.array(row) for row in rows.inputs]
+    tokens = held_out.window(0, min(len(held_out), MOST_TOKENS))
+    texts: list[NDArray] = [np.array(row, tokens.dtype) for row in rows.inputs]
     if train is not None:
         texts = [train.window(0, min(len(train), MOST_TOKENS))]
-    seen = np.concatenate([digests(text, width) for text in texts])
-    return int(np.isin(wanted, seen).sum()), len(wanted)
+    return rows_within(texts, tokens, width)
+
+
+def rows_within(texts: list[NDArray], tokens: NDArray, width: int) -> tuple[int, int]:
+    """How many rows of `width` of some tokens (N,) are in one of the texts, of how many.
+
+    At most `MOST_HELD_OUT` rows are looked for.
+    """
+    places = range(0, len(tokens) - width + 1, max(width, len(tokens) // MOST_HELD_OUT))
+    rows = [tokens[at : at + width].tobytes() for at in places]
+    seen = [text.tobytes() for text in texts]
+    return sum(any(row in text for text in seen) for row in rows), len(rows)
 
 
 def tokens_of(part: Any) -> TokenStream | None:
@@ -110,15 +116,3 @@ def tokens_of(part: Any) -> TokenStream | None:
     if isinstance(part, Documents):
         return part.tokens
     return part if isinstance(part, TokenStream) else None
-
-
-def digests(tokens: NDArray, width: int) -> NDArray[np.uint64]:
-    """A digest of each `width` consecutive ones of some tokens (N,): (N - width + 1,).
-
-    `width` is a power of two: those of twice as many tokens follow from two digests.
-    """
-    found, length = mixed(tokens.astype(np.uint64)), 1
-    while length < width:
-        found = mixed(found[:-length] * FACTOR + found[length:])
-        length *= 2
-    return found

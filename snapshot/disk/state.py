@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from model.attention import CPU_WAYS, KERNELS
 from model.frozen import KINDS
+from model.kernels import KERNEL, KERNELS
 from snapshot.disk.folder import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
@@ -51,7 +51,7 @@ SHAPES = {
     "best_loss": (None, between(-sys.float_info.max, sys.float_info.max)),
     **dict.fromkeys(("config", "data"), dict),
     "loss_scaler": (None, SCALER),
-    "attention": (None, *CPU_WAYS, *KERNELS),
+    "attention": (None, KERNEL, "products", *KERNELS),  # products: once that of a CPU
     "rows": (None, SEVERAL, ONE),
     "frozen_dtype": (None, *KINDS),
     **dict.fromkeys(("origin", "computed_on", "base", "base_digest"), TEXT),
@@ -84,7 +84,7 @@ class RunState:
     computed_on: str | None = None
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
     attention: str | None = None
-    """What computes it, as `run.attention` names it; None where that was never chosen."""
+    """The kernel on CUDA, as `run.attention` names it; None where that was never chosen."""
     rows: str | None = None
     """What a row of documents holds: SEVERAL or ONE; None before the first step."""
     frozen_dtype: str | None = None

@@ -7,14 +7,13 @@ from itertools import product
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
 import families
 import plan
 import runs
 from model.families import build_model
-from model.lora import Lora, LoraError, experts_of
+from model.lora import Lora, LoraError
 from planning.fake_trace import Shape, traced_update
 from snapshot.disk.model import model_config
 
@@ -35,33 +34,18 @@ def sizes_of(family: str):
     return replace(model_config(dict(EVERY[family]), family), block_size=16)
 
 
-class Products(TorchDispatchMode):
-    """The dtypes of the operands of grouped products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[torch.dtype] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "grouped_mm" in str(func):
-            self.found |= {one.dtype for one in args[:2]}
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_compute_in_the_precision_of_the_run(family):
-    """In bf16 their products are in bf16, forward and backward; the loss is near float32's."""
+    """In bf16 the loss is near float32's; tests/unit/model/test_products.py sees the products."""
     torch.manual_seed(1)
     model = build_model(sizes_of(family))
     ids = torch.randint(families.VOCABULARY, (2, 16))
     losses, gradients = {}, {}
     for enabled in (False, True):
         model.zero_grad()
-        with Products() as products:
-            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-                loss = model(ids, ids)
-            loss.backward()
-        assert products.found == {torch.bfloat16 if enabled else torch.float32}
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = model(ids, ids)
+        loss.backward()
         weights = {n: one for n, one in model.named_parameters() if one.dim() == 3}
         losses[enabled] = loss.item()
         gradients[enabled] = torch.cat([one.grad.flatten() for one in weights.values()])
@@ -115,12 +99,9 @@ def test_every_family_goes_through_all_commands(small, family, tmp_path):
 
 
 def test_experts_get_no_adapters(small, tmp_path):
-    """Naming them is refused with the reason."""
+    """Naming them is refused."""
     blocks = build_model(sizes_of("mixtral")).blocks
-    count = sum(one.numel() for one in blocks.parameters() if one.dim() == 3)
-    assert experts_of(blocks).keys() == {"gate_up_proj", "down_proj"}
-    assert sum(experts_of(blocks).values()) == count
-    with pytest.raises(LoraError, match="'down_proj' holds the weights of experts, which cannot"):
+    with pytest.raises(LoraError, match="'down_proj' is not a linear layer"):
         Lora(2, 4, ("q_proj", "down_proj")).of(blocks)
     base = families.make("mixtral", tmp_path / "base")
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]

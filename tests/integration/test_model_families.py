@@ -16,10 +16,8 @@ from config.schema import ConfigError, OptimConfig, gpt_config
 from data.subwords import tokenizer_of
 from data.tokenizer import CharTokenizer
 from model import families
-from model.attention import KERNEL, PRODUCTS, use_on_cpu
 from model.causal_lm import CausalLMConfig
 from model.families import ARCHITECTURES, build_model
-from model.family import LanguageModel
 from model.generate import generate
 from model.gpt import GPTConfig
 from planning.fake_trace import Shape, traced_update
@@ -156,22 +154,12 @@ def test_text_is_generated_with_a_cache_as_without(name):
 
 
 @EACH
-def test_packed_documents_do_not_see_each_other(name):
-    model = made(name).eval()
-    assert model.can_pack
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(3, -1)
-    with torch.no_grad():
-        packed = model(IDS, positions=positions)
-        torch.testing.assert_close(packed[:, :5], model(IDS[:, :5]), rtol=0, atol=1e-6)
-        torch.testing.assert_close(packed[:, 5:], model(IDS[:, 5:]), rtol=0, atol=1e-6)
-
-
-@EACH
 def test_a_packed_row_has_the_loss_and_gradients_of_its_documents(name):
     lengths = (5, 1, 6)
     places = list(pairwise([0, *accumulate(lengths)]))
     positions = torch.cat([torch.arange(length) for length in lengths]).expand(3, -1)
     model, targets = made(name), IDS.roll(-1, 1)
+    assert model.can_pack
     packed = model(IDS, targets, positions)
     packed.backward()
     gradients = {key: one.grad.clone() for key, one in model.named_parameters()}
@@ -197,21 +185,6 @@ def test_a_run_keeps_how_many_documents_a_row_holds(name):
 
     assert rows_of(0, None) == rows_of(3, "several") == "several"
     assert rows_of(3, "one") == "one"
-
-
-@EACH
-@pytest.mark.parametrize("packed", [False, True])
-def test_recomputed_blocks_and_products_on_a_cpu_have_the_same_gradients(name, packed):
-    gradients = []
-    recomputed = {"activation_checkpointing": True}
-    for changes, way in (({}, KERNEL), (recomputed, KERNEL), ({}, PRODUCTS)):
-        model = made(name, **(changes if name == "gpt2" else {}))
-        use_on_cpu(model, way)
-        more = [torch.arange(12).remainder(5).expand(3, -1)] if packed else []
-        model(IDS, IDS, *more).backward()
-        gradients.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
-    for other in gradients[1:]:
-        torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-6)
 
 
 @EACH
@@ -301,11 +274,3 @@ def test_sizes_that_a_config_json_leaves_to_the_text(small, tmp_path, capsys):
     found = {key: content[key] for key in ("vocab_size", "max_position_embeddings", "eos_token_id")}
     block = load_config(own).data.block_size
     assert found == {"vocab_size": 300, "max_position_embeddings": block, "eos_token_id": end}
-
-
-def test_a_family_that_lacks_a_method_is_not_built():
-    class Unfinished(LanguageModel):
-        def tie_weights(self) -> None: ...
-
-    with pytest.raises(TypeError, match=r"abstract class Unfinished .*blocks"):
-        Unfinished()

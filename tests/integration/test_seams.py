@@ -106,15 +106,9 @@ def test_plans_count_what_every_optimizer_keeps(monkeypatch, name):
     assert traced[:, KINDS.index("optimizer")].max() == sum(one.nbytes for one in kept)
 
 
-def test_an_optimizer_that_cannot_be_planned_gets_a_sentence(monkeypatch):
-    add(monkeypatch, "ASGD", Kind(None, ("ax",), ("step", "eta", "mu")))
-    with pytest.raises(ConfigError, match=r"optim\.name=ASGD cannot be planned: its update fails"):
-        traced_update(SIZES, 1, Shape("cpu", "no", optimizer="ASGD"))
-
-
 WRONG = {
-    "another name": (Kind(None, ("momentum",), ()), "keeps step, sum, .*says momentum"),
-    "another shape": (Kind(None, (), ("step", "sum")), r"keeps 'sum' in the shape \[12, 8\]"),
+    "another name": (Kind(None, ("momentum",), ()), r"keeps .*'sum': .* says {'momentum': "),
+    "another shape": (Kind(None, (), ("step", "sum")), r"keeps .*'sum': \(12, 8\).* says .*"),
 }
 
 

@@ -172,7 +172,6 @@ FAULTS = [
         "rows, dropout, is_causal=time > 1)",
         "rows, dropout, is_causal=False)",
         ("loads in transformers",),
-        ("run.attention=kernel",),
     ),
     Fault(
         "another activation than config.json says",

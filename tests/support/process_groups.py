@@ -16,11 +16,11 @@ class Group:
         self.size, self.rank = lambda: size, lambda: rank
 
 
-def measured(name: str, folder: Path, processes: int) -> dict[str, Any]:
-    """What so many processes write that run a script of tests/support."""
+def measured(shared: str, folder: Path, processes: int) -> dict[str, Any]:
+    """What so many processes write that share the contexts or tensors of models."""
     file, found = runs.rehearsal("ddp_cpu.yaml", folder, processes), folder / "found.json"
-    script = runs.ROOT / "tests" / "support" / name
-    result = runs.run(runs.launch_command(file, str(found), script=script))
+    script = runs.ROOT / "tests" / "support" / "shared_models.py"
+    result = runs.run(runs.launch_command(file, shared, str(found), script=script))
     assert result.returncode == 0, result.stderr
     content = json.loads(found.read_text())
     assert content.pop("processes") == processes

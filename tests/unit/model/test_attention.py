@@ -14,43 +14,20 @@ import torch
 import torch.nn.attention.varlen
 import torch.nn.functional as F
 
-import model.documents
+import model.attention
 from config.compose import load_config
 from config.schema import ConfigError
-from model.attention import FLASH3, FLASH4, KERNELS, VARLEN
 from model.causal_lm import PACKING
 from model.families import build_model
-from model.gpt import GPTConfig
+from model.kernels import FLASH3, FLASH4, KERNELS, VARLEN
 from planning.fake_trace import Shape, traced_update
-from snapshot.disk.model import model_config
+from shared_models import T, sizes
 from snapshot.disk.state import RunState
 from training.run.kernels import choose_attention, refuse_kernel
 
-T, SIZE = 24, 32
-LENGTHS = (7, 1, 16)
+LENGTHS = (7, 1, 24)
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS]).expand(2, -1)
 IDS = torch.randint(50, (2, T), generator=torch.Generator().manual_seed(1))
-THEIRS = {
-    "vocab_size": 50,
-    "max_position_embeddings": T,
-    "hidden_size": SIZE,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "sliding_window": 5,
-    "pad_token_id": None,
-}
-GPT2 = {"n_embd": SIZE, "n_layer": 2, "n_head": 4, "n_inner": 48, "vocab_size": 50}
-
-
-def sizes(name: str):
-    if name == "gpt2":
-        return GPTConfig(50, T, 2, 4, SIZE)
-    family = name.removeprefix("their ")
-    content = GPT2 if family == "gpt2" else THEIRS
-    return model_config({**content, "model_type": family}, name)
 
 
 def by_document(query, key, value, ends, other_ends, longest, other, **options):
@@ -83,7 +60,7 @@ def loss_and_gradients(model):
 @pytest.mark.parametrize("name", ["gpt2", *(f"their {family}" for family in PACKING)])
 def test_documents_without_a_mask_have_the_same_loss_and_gradients(monkeypatch, name):
     calls = []
-    monkeypatch.setattr(model.documents, "SIXTEEN_BITS", (torch.float32,))
+    monkeypatch.setattr(model.attention, "SIXTEEN_BITS", (torch.float32,))
     monkeypatch.setattr(
         torch.nn.attention.varlen,
         "varlen_attn",
@@ -144,7 +121,7 @@ REFUSED = [
 def test_a_kernel_that_cannot_work_is_refused(
     monkeypatch, name, precision, dropout, capability, reason
 ):
-    monkeypatch.setattr("model.attention.find_spec", lambda name: object())
+    monkeypatch.setattr("model.kernels.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     config = load_config([f"run.attention={name}", f"model.dropout={dropout}"])
@@ -165,8 +142,8 @@ def test_a_kernel_that_is_not_here_is_refused():
         refuse_kernel(gpu, load_config(["run.attention=flash3"]), FLASH3)
     with pytest.raises(ConfigError, match="flash3, with which the run began, needs the package"):
         refuse_kernel(gpu, load_config([]), FLASH3)
-    assert "heads of 8 to 128 channels" in str(KERNELS[FLASH4].why_not_for(256))
-    assert KERNELS[VARLEN].why_not_for(256) is None
+    assert "heads of 8 to 128 channels" in str(KERNELS[FLASH4].why_not("bf16", 0.0, 256))
+    assert KERNELS[VARLEN].why_not("bf16", 0.0, 256) is None
 
 
 def test_flash_attention_is_activated_by_its_name_in_torch(monkeypatch):
@@ -190,7 +167,6 @@ def test_a_run_on_cuda_keeps_what_it_began_with(
     monkeypatch, attention_key, documents, before, expected
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: H100)
-    monkeypatch.setattr("training.run.kernels.on_cpu", lambda: False)
     monkeypatch.setattr("training.run.kernels.decided_by_main", lambda _, decide: decide())
     monkeypatch.setattr("training.run.kernels.run_on_all", lambda _, check: check())
     gpu = SimpleNamespace(

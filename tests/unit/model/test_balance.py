@@ -146,19 +146,15 @@ def test_adapters_are_trained_with_it():
     assert part_of(model) > 1
 
 
-def test_without_the_entry_it_is_neither_added_nor_reported():
-    model = built(output_router_logits=False)
-    model(*rows(1))
-    assert model.loss_parts == {}
-
-
-def test_a_coefficient_of_zero_only_reports_it():
+def test_a_coefficient_of_zero_only_reports_it_and_without_the_entry_nothing_does():
     ids, targets = rows(2)
-    losses = [
-        built(**entries)(ids, targets).item()
+    models = [
+        built(**entries)
         for entries in ({"router_aux_loss_coef": 0.0}, {"output_router_logits": False})
     ]
+    losses = [model(ids, targets).item() for model in models]
     assert losses[0] == losses[1]
+    assert [bool(model.loss_parts) for model in models] == [True, False]
 
 
 def test_a_model_with_another_loss_can_be_used_but_not_trained():

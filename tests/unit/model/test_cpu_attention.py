@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 
 import model.attention
-import runs
-from config.compose import load_config
-from config.schema import gpt_config
-from model.attention import (
-    KERNEL,
-    LONGEST_PRODUCTS,
-    PRODUCTS,
-    Attend,
-    attend_by_products,
-    use_on_cpu,
-)
-from model.gpt import GPT, Attention, GPTConfig
-from snapshot.disk.folder import read_json
-from training.run.kernels import choose_attention
+from model.attention import LONGEST_PRODUCTS, attend, attend_by_products
+from model.gpt import Attention, GPTConfig
 
 V = 31
-LONGEST = {PRODUCTS: sys.maxsize, KERNEL: 0, None: LONGEST_PRODUCTS}
-SHORT = [
-    "train.max_steps=4",
-    "snapshot.every=2",
-    "snapshot.keep=4",
-    "train.eval_every=4",
-]
-
-
-@pytest.fixture
-def choice(small):
-    """What an attempt computes attention by."""
-
-    def choose(*words: str, step: int = 0, before: str | None = None) -> str | None:
-        config = load_config([*small, *words])
-        state = SimpleNamespace(attention=before, step=step)
-        built = GPT(gpt_config(config, 31))
-        choose_attention(Accelerator(cpu=True), config, built, state)
-        assert built.blocks[0].attn.attend.longest_products == LONGEST[state.attention]
-        return state.attention
-
-    return choose
 
 
 @pytest.fixture
@@ -93,61 +53,17 @@ def test_dropout_drops_and_scales_the_weights():
 
 
 @pytest.mark.parametrize(
-    ("way", "time", "expected"),
-    [
-        (None, LONGEST_PRODUCTS, True),
-        (None, LONGEST_PRODUCTS + 1, False),
-        (PRODUCTS, LONGEST_PRODUCTS + 1, True),
-        (KERNEL, 8, False),
-        (None, 1, False),  # one new position sees all
-        (PRODUCTS, 1, False),
-    ],
+    ("time", "expected"),
+    [(LONGEST_PRODUCTS, True), (LONGEST_PRODUCTS + 1, False), (1, False)],  # one position sees all
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_is_by_products_where_asked_for_or_faster(
-    by_products, dtype, way, time, expected
-):
+def test_attention_is_by_products_where_they_are_faster(by_products, dtype, time, expected):
     attention = Attention(GPTConfig(V, time, 1, 2, 16), 0).to(dtype)
-    use_on_cpu(attention, way)
     attention(torch.zeros(1, time, 16, dtype=dtype))
     assert bool(by_products) == expected
 
 
 def test_another_device_has_torchs_kernel(by_products):
     query, key, value = torch.empty(3, 2, 2, 8, 4, device="meta")
-    Attend()(query, key, value, is_causal=True)
+    attend(query, key, value)
     assert not by_products
-
-
-def test_a_new_run_takes_products_and_a_resumed_one_keeps_its_choice(choice):
-    assert choice() == PRODUCTS
-    assert choice("run.attention=kernel") == KERNEL
-    assert choice(step=10, before=KERNEL) == KERNEL
-    assert choice(step=10, before=None) is None  # it began on a GPU
-    assert choice("run.attention=kernel", step=10, before=PRODUCTS) == KERNEL
-
-
-def test_long_sequences_are_left_to_torchs_kernel(choice):
-    assert choice("data.block_size=513") is None
-    assert choice("data.block_size=513", "run.attention=products") == PRODUCTS
-
-
-def test_a_resume_keeps_the_way_that_the_run_began_with(small, tmp_path):
-    """As on another processor, where a new run would choose the other."""
-    config = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
-
-    def train(name: str, *words: str) -> Path:
-        run_dir = f"run.dir={tmp_path / name}"
-        assert runs.launch(config, *small, *SHORT, *words, run_dir).returncode == 0
-        return tmp_path / name
-
-    undisturbed = train("undisturbed", "run.attention=kernel")
-    shutil.copytree(undisturbed, tmp_path / "moved")
-    shutil.rmtree(runs.snapshot(tmp_path / "moved", 4))
-    moved, fresh = train("moved"), train("fresh")
-
-    ways = [read_json(runs.snapshot(run, 4) / "state.json")["attention"] for run in (moved, fresh)]
-    assert ways == [KERNEL, PRODUCTS]
-    runs.assert_same_bits(runs.snapshot(undisturbed, 4), runs.snapshot(moved, 4))
-    bits = [runs.tensors(runs.snapshot(run, 4)) for run in (undisturbed, fresh)]
-    assert not all(bits[0][name].equal(bits[1][name]) for name in bits[0])

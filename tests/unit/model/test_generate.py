@@ -69,34 +69,26 @@ def test_probabilities_are_those_worked_out_by_hand(settings, expected):
     torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float32))
 
 
+@pytest.mark.parametrize(
+    ("logits", "settings", "expected"),
+    [
+        ([1.0, 3, 3, 3], {"temperature": 0.0}, [0, 1, 0, 0]),  # the first of equal ones
+        ([0.0, 0, 0, 0], {"top_p": 0.5}, [0.5, 0.5, 0, 0]),
+        ([0.0, 0, 0, 0], {"top_p": 0.2}, [1, 0, 0, 0]),
+        ([0.0, 0, 0, 0], {"top_k": 1}, [1, 0, 0, 0]),
+        ([300.0, -20, 5], {"temperature": 1e-38}, [1, 0, 0]),  # as good as 0
+    ],
+)
+def test_of_equal_logits_the_first_are_kept(logits, settings, expected):
+    assert next_token_probabilities(torch.tensor(logits), **settings).tolist() == expected
+
+
 def test_each_row_is_cut_on_its_own():
     rows = torch.stack((LOGITS, LOGITS.flip(0)))
     expected = torch.tensor([[0, 4 / 7, 0, 3 / 7], [3 / 7, 0, 4 / 7, 0]])
 
     torch.testing.assert_close(next_token_probabilities(rows, top_k=2), expected)
     torch.testing.assert_close(next_token_probabilities(rows, top_p=0.65), expected)
-
-
-def test_of_equal_logits_temperature_zero_takes_the_first():
-    assert next_token_probabilities(torch.tensor([1.0, 3, 3, 3]), 0.0).tolist() == [0, 1, 0, 0]
-
-
-def test_of_equal_logits_top_p_keeps_the_first():
-    equal = torch.zeros(4)
-
-    assert next_token_probabilities(equal, top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
-    assert next_token_probabilities(equal, top_p=0.2).tolist() == [1, 0, 0, 0]
-
-
-def test_of_equal_logits_top_k_keeps_no_more_than_k():
-    assert next_token_probabilities(torch.zeros(4), top_k=1).count_nonzero() == 1
-    assert next_token_probabilities(torch.tensor([2.0, 1, 1, 0]), top_k=2).count_nonzero() == 2
-
-
-def test_a_tiny_temperature_is_as_good_as_zero():
-    probabilities = next_token_probabilities(torch.tensor([300.0, -20, 5]), 1e-38)
-
-    assert probabilities.tolist() == [1, 0, 0]
 
 
 def test_half_precision_logits_give_whole_probabilities():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from families import FAMILIES, OTHERS
-from model.attention import CPU_WAYS, use_on_cpu
+from model.attention import LONGEST_PRODUCTS
 from model.causal_lm import CausalLMConfig
 from model.gpt import GPTConfig
 from product_dtypes import products_of_step
@@ -30,11 +30,11 @@ def test_products_of_transformers_models_are_bf16(family):
     assert others(model) == IN_FLOAT32.get(family, set())
 
 
-@pytest.mark.parametrize("way", CPU_WAYS)
+@pytest.mark.parametrize("longest", [LONGEST_PRODUCTS, 0])
 @pytest.mark.parametrize("vocabulary", [64, 320])  # logits at once, and in chunks
-def test_products_of_our_model_are_bf16(way, vocabulary):
+def test_products_of_our_model_are_bf16(monkeypatch, longest, vocabulary):
+    monkeypatch.setattr("model.attention.LONGEST_PRODUCTS", longest)
     model = GPTConfig(vocabulary, 48, 2, 4, 64).build()
-    use_on_cpu(model, way)
     assert others(model) == set()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from accelerate.utils import compile_regions
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.attention import KERNEL, use_on_cpu
+import families
 from model.families import build_model
 from model.gpt import GPTConfig
 from model.lora import Lora, add_adapters
@@ -17,18 +19,8 @@ from planning.fake_trace import Shape, traced_update
 from planning.kernels import offloading
 from snapshot.disk.model import model_config
 
-LAYERS, B, T, C = 3, 2, 32, 32
-QWEN = {
-    "model_type": "qwen3",
-    "vocab_size": 50,
-    "max_position_embeddings": T,
-    "hidden_size": C,
-    "intermediate_size": 64,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+LAYERS, B, T, C = 2, 2, 32, 32
+QWEN = {**families.ROTARY, "model_type": "qwen3"}
 NAMES = ("gpt2", "transformers")
 EACH = pytest.mark.parametrize("name", NAMES)
 IDS = torch.randint(50, (B, T), generator=torch.Generator().manual_seed(1))
@@ -49,8 +41,8 @@ def made(name: str, way: bool | str, dropout: float = 0.0):
 
 def operations(model) -> int:
     """FLOP of a step with torch's kernel: by products, attention is computed again."""
-    use_on_cpu(model, KERNEL)
-    with FlopCounterMode(display=False) as counter:
+    by_kernel = patch("model.attention.LONGEST_PRODUCTS", 0)
+    with by_kernel, FlopCounterMode(display=False) as counter:
         model(IDS, IDS).backward()
     return counter.get_total_flops()
 

@@ -14,7 +14,7 @@ from snapshot.disk.model import model_config
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_family_has_the_loss_and_gradients_of_one_process(tmp_path, processes):
-    content = measured("tensors.py", tmp_path, processes)
+    content = measured("tensors", tmp_path, processes)
     assert content.keys() == {"gpt2", *(f"their {one}" for one in PACKING)}
     # transformers has no plan for its GPT-2 classes, and experts are not cut.
     assert [name for name, kinds in content.items() if not kinds] == ["their gpt2", "their mixtral"]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from model.head import IGNORED
-from proving.text import digests, misplaced, unended
+from proving.text import misplaced, rows_within, unended
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 400)
 
 
-@pytest.mark.parametrize("width", [1, 8, 64])
-def test_digests_are_equal_where_the_tokens_are(width):
-    found = digests(np.concatenate([TOKENS, TOKENS[100:300]]), width)
-    assert len(found) == 600 - width + 1
-    assert np.array_equal(found[400 : 600 - width], found[100 : 300 - width])
-    rows = {tuple(TOKENS[i : i + width]) for i in range(400 - width + 1)}
-    assert len(set(found[: 400 - width + 1].tolist())) == len(rows)
+def test_rows_of_a_text_are_found_in_another():
+    assert rows_within([TOKENS], TOKENS[100:300], 64) == (3, 3)
+    assert rows_within([TOKENS[:200], TOKENS[330:]], TOKENS, 64) == (3, 6)
+    assert rows_within([TOKENS], TOKENS[:63], 64) == (0, 0)
 
 
 def test_targets_are_the_tokens_that_follow():

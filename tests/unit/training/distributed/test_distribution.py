@@ -264,10 +264,10 @@ def test_what_processes_cannot_share_is_refused(tensor, context, build, words):
 def test_a_kernel_is_no_choice_where_processes_share_sequences():
     for context in (1, 2):
         accelerator, config = a_run(1, context=context)
-        config.run.attention = "products"
+        config.run.attention = "kernel"
         if context == 1:
             check_model(accelerator, GPT(SIZES), config)
-    with pytest.raises(ConfigError, match=r"run\.attention=products has no effect"):
+    with pytest.raises(ConfigError, match=r"run\.attention=kernel has no effect"):
         check_model(accelerator, GPT(SIZES), config)
 
 

@@ -1,7 +1,7 @@
-"""Losses and gradients of models whose sequences several processes share.
+"""Losses and gradients of models whose sequences or matrices several processes share.
 
-accelerate launch tests/support/contexts.py FILE writes, by model and kind of rows, the largest
-differences from one process that has whole sequences.
+accelerate launch tests/support/shared_models.py contexts|tensors FILE writes, by model and kind of
+rows, the largest differences from one process that has them whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from families import BALANCED, ROTARY
 from model.causal_lm import PACKING
@@ -22,6 +23,7 @@ from model.context import Context
 from model.families import build_model
 from model.gpt import GPTConfig
 from model.head import IGNORED
+from model.sharded import gather_full
 from snapshot.disk.model import model_config
 
 B, T, WINDOW = 3, 32, 9
@@ -36,11 +38,11 @@ SIZES = {
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": T, "vocab_size": 64}
 
 
-def sizes(name: str):
+def sizes(name: str, **entries: int):
     """The configuration of a small model: our GPT-2, or one of transformers."""
     if name == "gpt2":
         return GPTConfig(64, T, 2, 4, 32)
-    content = GPT2 if name == "their gpt2" else SIZES
+    content = GPT2 if name == "their gpt2" else {**SIZES, **entries}
     return model_config({**content, "model_type": name.removeprefix("their ")}, name)
 
 
@@ -70,7 +72,7 @@ def mean(tensor: Tensor) -> Tensor:
     return total / dist.get_world_size()
 
 
-def differences(name: str) -> dict[str, tuple[float, float]]:
+def contexts(name: str) -> dict[str, tuple[float, float]]:
     """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
     torch.manual_seed(0)
     alone, shared = (build_model(sizes(name)) for _ in range(2))  # without dropout
@@ -91,11 +93,40 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
     return found
 
 
+def tensors(name: str) -> dict[str, tuple[float, float]]:
+    """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
+    torch.manual_seed(0)
+    heads = {"num_key_value_heads": 4} if dist.get_world_size() == 4 else {}
+    alone, shared = (build_model(sizes(name, **heads)) for _ in range(2))
+    if not shared.tensor_plan:
+        return {}
+    for one in alone.parameters():  # biases begin as zeros
+        one.data += 0.01 * torch.randn(one.shape)
+    shared.load_state_dict(alone.state_dict())
+    shared.share_matrices(init_device_mesh("cpu", (dist.get_world_size(),)))
+    layout, whole = shared.layout(), alone.layout().parameters()
+    found = {}
+    for kind, batch in batches().items():
+        losses = [loss_of(model, batch) for model in (alone, shared)]
+        worst = 0.0
+        for name, other in layout.parameters().items():
+            file, part = layout.place(name)  # query, key and value are three
+            grad = whole[file].grad
+            difference = gather_full(other.grad) - grad.chunk(part.count)[part.number]
+            worst = max(worst, float(difference.abs().max() / grad.abs().max().clamp(1e-6)))
+        found[kind] = abs(float(losses[1] - losses[0])), worst
+    ids = batches()["whole"][0][:, :7]
+    with torch.no_grad():
+        logits = [model.eval()(ids) for model in (alone, shared)]
+    found["logits"] = float((logits[0] - logits[1]).abs().max()), 0.0
+    return found
+
+
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    names = ["gpt2", *(f"their {family}" for family in PACKING)]
-    content = {name: differences(name) for name in names}
+    differences = {"contexts": contexts, "tensors": tensors}[sys.argv[1]]
+    content = {name: differences(name) for name in ("gpt2", *(f"their {one}" for one in PACKING))}
     if accelerator.is_main_process:
         content["processes"] = accelerator.num_processes
-        Path(sys.argv[1]).write_text(json.dumps(content))
+        Path(sys.argv[2]).write_text(json.dumps(content))
     accelerator.end_training()
