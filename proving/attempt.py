@@ -186,10 +186,8 @@ class ProvenSession(Session):
         if self.task.counts_memory:
             return self._end_of_count()
         if self.task.describes_run:
-            speed = self.console.speed
             facts["clock"] = dict(self.report.clock.seconds)
-            facts["flops_per_token"] = None if speed is None else speed.flops_per_token
-            facts["peak_flops"] = None if speed is None else speed.peak
+            facts["speed_at_peak"] = self.console.speed_at_peak
             if is_main_process():
                 width = self.config.data.block_size
                 facts["text"] = facts_of_text(self.corpus, width, self._rows)

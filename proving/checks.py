@@ -213,8 +213,8 @@ def speed(whole: Outcome, config: Config) -> Iterator[Line]:
     step = median(seconds for at, seconds in facts["step_seconds"].items() if int(at) > FIRST)
     tokens = config.train.global_batch_size * config.data.block_size
     said = f"{step:,.3f} s a step, {tokens / step:,.0f} tokens/s"
-    if facts["flops_per_token"] and facts["peak_flops"]:
-        said += f", MFU {tokens / step * facts['flops_per_token'] / facts['peak_flops']:.1%}"
+    if facts["speed_at_peak"]:
+        said += f", MFU {tokens / step / facts['speed_at_peak']:.1%}"
     training = sum(facts["clock"][phase] for phase in ("data", "forward and backward", "update"))
     said += f"; {facts['clock']['data'] / training:.1%} of it waiting for data"
     yield Line("speed", GREEN, said)

@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from common.printable import printable, redact_urls
 from training.reporting.metrics import Events
-from training.reporting.speed import Speed
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
@@ -91,7 +90,8 @@ class Console:
     def __post_init__(self) -> None:
         self.bar: tqdm | None = None
         self.events: Events | None = None
-        self.speed = Speed(None, None)
+        self.speed_at_peak: float | None = None
+        """Tokens/s at the peak of the machine, if that is known."""
         self.tokens_per_second: float | None = None
         """The last one that was printed."""
         if self.shown and sys.stderr.isatty() and not _is_pipe(sys.stdout):
@@ -142,9 +142,8 @@ class Console:
         """The last speed, with its share of the machine's peak if that is known."""
         if self.tokens_per_second is None:
             return None
-        share = self.speed.share(self.tokens_per_second)
-        mfu = "" if share is None else f", {share:.1%} MFU"
-        return f"{_short(self.tokens_per_second)} tokens/s{mfu}"
+        speed, peak = self.tokens_per_second, self.speed_at_peak
+        return f"{_short(speed)} tokens/s" + (f", {speed / peak:.1%} MFU" if peak else "")
 
     def close(self) -> None:
         """Leave the bar as it stands."""

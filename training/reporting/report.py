@@ -129,8 +129,8 @@ class Report:
         seconds = self.clock.seconds_of_steps - self._seconds
         speed = self.tokens_per_step * len(collected) / seconds
         measured = {"tokens_per_second": round(speed, 1)}
-        if (share := self.console.speed.share(speed)) is not None:
-            measured["mfu"] = round(share, 6)
+        if self.console.speed_at_peak is not None:
+            measured["mfu"] = round(speed / self.console.speed_at_peak, 6)
         records, fault = [], None
         for of_step, loss, norm, others in zip(collected, losses, norms, metrics, strict=True):
             step = of_step.step

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -97,29 +96,13 @@ class PhaseClock:
         return [f"{name:<22} {took:>9,.1f} s {took / total:>7.1%}" for name, took in rows]
 
 
-@dataclass(frozen=True)
-class Speed:
-    """What a token costs, and what the machine could compute."""
-
-    flops_per_token: float | None
-    """FLOP per token; None for a mixture of experts."""
-    peak: float | None
-    """FLOP/s of all processes; None if it is unknown."""
-
-    def share(self, tokens_per_second: float) -> float | None:
-        """A speed as a share of the peak (MFU); None if it is unknown."""
-        if self.flops_per_token is None or self.peak is None:
-            return None
-        return tokens_per_second * self.flops_per_token / self.peak
-
-
-def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> Speed:
-    """The cost of a token of this model, and the peak of all processes."""
-    device, peak = accelerator.device, None
-    if device.type == "cuda":
-        peak = published_peak(torch.cuda.get_device_name(device), accelerator.mixed_precision)
-    total = None if peak is None else peak * accelerator.num_processes
-    return Speed(model.flops_per_token(config.data.block_size), total)
+def speed_at_peak(model: LanguageModel, config: Config, accelerator: Accelerator) -> float | None:
+    """Tokens/s of all processes at the peak of their GPUs; None for a mixture, and if unknown."""
+    device, flops = accelerator.device, model.flops_per_token(config.data.block_size)
+    if device.type != "cuda" or flops is None:
+        return None
+    peak = published_peak(torch.cuda.get_device_name(device), accelerator.mixed_precision)
+    return None if peak is None else peak * accelerator.num_processes / flops
 
 
 def published_peak(name: str, precision: str) -> float | None:

@@ -41,7 +41,7 @@ from training.reporting import header
 from training.reporting.console import Console, write_now
 from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
-from training.reporting.speed import END, EVALUATION, PASSES, UPDATE, UPLOAD, speed_of
+from training.reporting.speed import END, EVALUATION, PASSES, UPDATE, UPLOAD, speed_at_peak
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
 from training.run.kernels import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.pretrained import (
@@ -152,7 +152,7 @@ class Session:
         check_fits(accelerator, model, config.optim, key)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console = console
-        console.speed = speed_of(model, config, accelerator)
+        console.speed_at_peak = speed_at_peak(model, config, accelerator)
         choose_attention(accelerator, config, model, state)
 
         def begin_on_main() -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import families
+from config.compose import load_config
 from model.causal_lm import CausalLM, CausalLMConfig
 from model.gpt import GPT, GPTConfig
-from training.reporting.speed import Speed, published_peak
+from training.reporting.speed import published_peak, speed_at_peak
 
 LENGTH = 32
 
@@ -47,7 +50,6 @@ def test_frozen_parameters_cost_less_and_a_mixture_is_unknown(gpt):
     assert gpt.flops_per_token(LENGTH) == every - 2 * frozen
     mixture = CausalLM(CausalLMConfig.read(dict(families.FAMILIES["mixtral"])))
     assert mixture.flops_per_token(LENGTH) is None
-    assert Speed(None, 1e12).share(5.0) is None
 
 
 @pytest.mark.parametrize(
@@ -67,5 +69,11 @@ def test_the_peak_of_a_gpu_is_the_published_one(name, precision, peak):
     assert published_peak(name, precision) == peak
 
 
-def test_a_share_is_that_of_the_peak():
-    assert Speed(2e9, 1e12).share(100.0) == pytest.approx(0.2)
+def test_the_speed_at_the_peak_is_that_of_all_processes(gpt, monkeypatch):
+    config, cuda = load_config([f"data.block_size={LENGTH}"]), torch.device("cuda")
+    accelerator = SimpleNamespace(device=cuda, mixed_precision="bf16", num_processes=2)
+    for name, expected in (("NVIDIA L4", 2 * 121e12 / gpt.flops_per_token(LENGTH)), ("GT", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert speed_at_peak(gpt, config, accelerator) == expected
+    accelerator.device = torch.device("cpu")
+    assert speed_at_peak(gpt, config, accelerator) is None
