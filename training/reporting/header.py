@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import shlex
 import statistics
@@ -22,7 +21,7 @@ from data.token_file import TokenStream
 from model.family import LanguageModel, parameter_count
 from model.frozen import full_parameters
 from snapshot.config_values import changed_values
-from snapshot.disk.state import RunState
+from snapshot.disk.state import RunState, loss_in_words
 from snapshot.start import Start
 from training.distributed.accelerator import (
     effective_precision,
@@ -300,12 +299,18 @@ def print_finished(console: Console, step: int) -> None:
 
 
 def print_end(
-    console: Console, config: Config, corpus: Corpus, held_out: float, report: Report
+    console: Console,
+    config: Config,
+    corpus: Corpus,
+    state: RunState,
+    held_out: float,
+    report: Report,
 ) -> None:
     """Print the result of the run, and what to do next."""
     console.close()
     steps = config.train.max_steps
-    console.say(f"\nheld out  {loss_text(held_out, corpus)}, over {_evaluated(config, corpus)}")
+    loss = loss_in_words(state.data, held_out)
+    console.say(f"\nheld out  {loss}, over {_evaluated(config, corpus)}")
     cost = ""
     if report.stall_seconds:  # no snapshot was written where only an evaluation was left
         stall = statistics.median(report.stall_seconds)
@@ -318,18 +323,6 @@ def print_end(
     command = ["python", "sample.py", config.run.dir, *(["--chat"] if corpus.marks else [])]
     console.say("\nGenerate text:     " + shlex.join(command))
     console.say(f"Continue training: the same command with train.max_steps={2 * steps}")
-
-
-def loss_text(loss: float, corpus: Corpus) -> str:
-    """A loss in nats per token and in bits per byte, which any tokenizer can be compared by.
-
-    With a tokenizer of characters, also in bits per character.
-    """
-    per_byte = corpus.info.bits_per_byte(loss)
-    words = "" if per_byte is None else f", {per_byte:.4f} bits per byte"
-    if corpus.tokenizer.unit == "character":
-        return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character{words}"
-    return f"{loss:.4f} nats per token{words}"
 
 
 def _evaluated(config: Config, corpus: Corpus) -> str:

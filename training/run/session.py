@@ -303,7 +303,9 @@ class Session:
         self.report.clock.enter(END)
         if self._is_last:
             self._writer.publish(self._sample, self.state.best_loss)
-            header.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
+            header.print_end(
+                self.console, self.config, self.corpus, self.state, self._held_out, self.report
+            )
         else:
             header.print_stop(self.console, self.config, self.report, self._agreement.reason)
         with self.report.clock.within(UPLOAD):
