@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -34,9 +33,6 @@ HOLE = b"\0"
 """After a power loss a file may hold this where its content had not reached the disk."""
 LINE = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
 """The beginning of a line as this file writes it; matching takes a fifth of the time of JSON."""
-EVENT_LINE = b'{"time": '
-"""The beginning of a line on what happened."""
-MOST_EVENTS = 4_000
 LONGEST_TEXT = 400
 LONGEST_LINE = 65_536
 NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
@@ -76,14 +72,12 @@ def read_metrics(path: Path, after: int = -1) -> list[Record]:
 
 
 def read_events(path: Path) -> list[Record]:
-    """The newest lines on what happened to the run; none where the file cannot be read."""
-    with suppress(OSError), open(path, "rb") as opened:
-        events = (line for line in opened if line.startswith(EVENT_LINE))
-        records = [record_in(line) for line in deque(events, MOST_EVENTS)]
+    """The lines on what happened to the run; none where the file cannot be read."""
+    with suppress(OSError, ConfigError):
         return [
             record | {"text": printable(record["text"])[:LONGEST_TEXT]}
-            for record in records
-            if record is not None and record["event"] in EVENTS
+            for _, _, record in scan(path)
+            if record["event"] in EVENTS
         ]
     return []
 
