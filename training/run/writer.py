@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from config.schema import Config, ConfigError
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
+from model.family import LanguageModel
 from model.sharded import is_sharded, reshard, writes_shard
 from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
@@ -146,23 +147,26 @@ class SnapshotWriter:
         """
         if self._accelerator.scaler is not None:
             return
-        layout, name = unwrapped(self._accelerator, self._model).layout(), self._config.optim.name
+        layout = self._resharded().layout()
         try:
-            entries_of_moments(layout, self._optimizer, name)
+            entries_of_moments(layout, self._optimizer, self._config.optim.name)
             refuse_other_counts(layout, self._optimizer, state.step, state.skipped_steps)
         except SnapshotError as error:
             remedy = "" if isinstance(error, Unresumable) else f" {NO_GRADIENT}"
             raise ConfigError(f"after step {state.step}, {error}.{remedy}") from error
 
-    def _begin_snapshot(self, state: RunState) -> Snapshot:
-        bare_model = unwrapped(self._accelerator, self._model)
+    def _resharded(self) -> LanguageModel:
+        """The bare model with the parameters that the optimizer has, also after an evaluation."""
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
-        layout = bare_model.layout()
-        refuse_other_counts(layout, self._optimizer, state.step, state.skipped_steps)
+        return unwrapped(self._accelerator, self._model)
+
+    def _begin_snapshot(self, state: RunState) -> Snapshot:
+        model = self._resharded()
+        refuse_other_counts(model.layout(), self._optimizer, state.step, state.skipped_steps)
         return begin_snapshot(
             self._root,
             state,
-            bare_model,
+            model,
             self._optimizer,
             self._save_rest,
             adapters=self._adapters,
