@@ -79,7 +79,7 @@ class Client:
         """The requests of an upload follow."""
         self.fault, self.requests, self.behind, self.disturbed = fault, 0, 0, False
 
-    def ask(self, apply: Callable[[], object], writes: bool = False):
+    def ask(self, apply: Callable[[], object]):
         """The answer to a request, unless it is the one with a fault."""
         self.requests += 1
         fault = self.fault
@@ -148,7 +148,7 @@ class MemoryRepo(Client, Hub):
             return f"{len(self.shared.versions) - 1:040x}"
 
         self._refuse_moved(head)
-        return self.ask(apply, writes=True)
+        return self.ask(apply)
 
     def _refs(self) -> set[str]:
         return set()
@@ -190,13 +190,13 @@ class MemoryFiles(Client, Files):
             self.shared.change(self.attempt, {path: content}, set(), self.disturbed)
             self.behind = 0
 
-        self.ask(apply, writes=True)
+        self.ask(apply)
         return hashlib.sha256(content).hexdigest()
 
     def delete(self, path: str) -> None:
         if path not in self.shared.now:
             raise NoFile(f"{path} is gone")
-        self.ask(lambda: self.shared.change(self.attempt, {}, {path}, False), True)
+        self.ask(lambda: self.shared.change(self.attempt, {}, {path}, False))
 
 
 def listed(content: bytes, with_digest: bool) -> RemoteFile:

@@ -179,7 +179,8 @@ def test_the_newer_wins_wherever_it_is(finished_run, small, tmp_path, hub):
 def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small, tmp_path, hub):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     hubs.seed(hub, runs.snapshot(run_dir, 10))
-    words = overrides(small, *hubs.words(run_dir), "train.max_steps=40")
+    more = ("train.max_steps=40", "hub.milestone_every=10")
+    words = overrides(small, *hubs.words(run_dir), *more)
     hub.fault("xorb", "status", status=503, times=None)
     late = runs.train(*words, "hub.flush_seconds=1", **hub.environment())
     assert late.returncode == 0, late.stderr
@@ -189,6 +190,7 @@ def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small,
     again = runs.train(*words, **hub.environment())  # a finished run: nothing to train
     assert "The run is finished at step 40" in again.stdout
     assert hubs.step_of(hub) == 40
+    assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10, 20, 30, 40]  # all are milestones
     hubs.assert_always_whole(hub)
 
 

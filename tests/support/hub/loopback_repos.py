@@ -79,22 +79,9 @@ def _whoami(call: Call) -> Answer:
     token = user_of(call)
     if token is None:
         raise Refusal(401, "Invalid username or password.")
-    access: dict[str, Any] = {"displayName": "loopback", "role": token.role}
-    if token.role == "fineGrained":
-        entity = {"type": "user", "name": token.user}
-        scope = {"entity": entity, "permissions": ["repo.content.read", "repo.write"]}
-        access["fineGrained"] = {"canReadGatedRepos": False, "global": [], "scoped": [scope]}
-    return json_answer(
-        {
-            "type": "user",
-            "id": token.user,
-            "name": token.user,
-            "fullname": token.user,
-            "isPro": False,
-            "orgs": [],
-            "auth": {"type": "access_token", "accessToken": access},
-        }
-    )
+    access = {"displayName": "loopback", "role": token.role}
+    auth = {"type": "access_token", "accessToken": access}
+    return json_answer({"type": "user", "name": token.user, "orgs": [], "auth": auth})
 
 
 @answers("create", "POST", "/api/repos/create")
@@ -136,18 +123,10 @@ def _info(call: Call) -> Answer:
     return json_answer(
         {
             "id": repo.id,
-            "modelId": repo.id,
-            "author": repo.owner,
             "sha": commit.id,
             "private": repo.private,
             "gated": "manual" if repo.gated else False,
-            "disabled": False,
-            "createdAt": as_date(repo.created),
             "lastModified": as_date(commit.date),
-            "usedStorage": repo.contents.bytes_of_large(),
-            "downloads": 0,
-            "likes": 0,
-            "tags": [],
             "siblings": siblings,
         }
     )

@@ -98,6 +98,8 @@ class ClientLeft(Exception):
 class Request:
     """A line of the log, in the order of the answers."""
 
+    time: float
+    """Of the arrival, by time.monotonic()."""
     endpoint: str
     path: str
     status: int | str = ""
@@ -299,7 +301,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - names of the library
 
     def _answer(self, hub: Server) -> None:
-        target = urlsplit(self.path)
+        arrived, target = time.monotonic(), urlsplit(self.path)
         endpoint, route, names = hub.find(self.command, target)
         hub.delay()
         fault, changes = hub.take_fault(endpoint)
@@ -310,7 +312,8 @@ class Handler(BaseHTTPRequestHandler):
         except (ClientLeft, ConnectionError):
             answer, ending = None, "client-left"
         # The log has it before the client can know.
-        hub.log(Request(endpoint, self.path, ending or (answer.status if answer else "")))
+        status = ending or (answer.status if answer else "")
+        hub.log(Request(arrived, endpoint, self.path, status))
         # A corrupted answer is whole: a close that no header announced would race the next request.
         self.close_connection = self.close_connection or ending not in ("", "corrupted")
         if ending == "hang":

@@ -165,7 +165,6 @@ class Repo:
         """Whether everybody sees what files there are, and nobody may read them."""
         self._names = hashlib.sha256 if long_ids else hashlib.sha1
         self.owner = repo_id.split("/")[-2]
-        self.created = datetime.now(UTC)
         self.contents = Contents(folder)
         self._lock = threading.RLock()
         self._commits: dict[str, Commit] = {}
