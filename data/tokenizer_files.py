@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from data.tokenizer import TOKENIZER_FILES
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 END_ID = "eos_token_id"
+IDS = ("bos_token_id", END_ID, "pad_token_id")
 FIRST_NAMES = ("eos_token", "bos_token", "unk_token", "pad_token")
 NAME_END = "_token"
 LISTED = "added_tokens_decoder"
@@ -137,6 +138,25 @@ def end_ids(folder: Path) -> list[int]:
         ids = named if isinstance(named, list) else [named]
         found += [one for one in ids if type(one) is int and one >= 0 and one not in found]
     return found
+
+
+def generation_settings(folder: Path | None, stops: Collection[int]) -> dict[str, Any]:
+    """The generation_config.json of a run that began from the model in `folder`; empty: none.
+
+    `stops` are tokens that end a reply as well, if the run trains on conversations. Where the model
+    has no generation_config.json, the ids in its config.json hold, which such a file would replace.
+    """
+    content = {} if folder is None else model_settings(folder, GENERATION)
+    if stops and folder is not None and not (folder / GENERATION).exists():
+        entries = model_settings(folder, CONFIG)
+        content = {key: entries[key] for key in IDS if key in entries}
+    # Texts may name code (custom_generate); numbers and switches do not.
+    content = {key: one for key, one in content.items() if not isinstance(one, str | dict)}
+    if stops:
+        ends = content.get(END_ID)
+        both = [*(ends if isinstance(ends, list) else [ends]), *sorted(stops)]
+        content[END_ID] = list(dict.fromkeys(end for end in both if type(end) is int))
+    return content
 
 
 def without_rows(content: bytes, rows: int) -> bytes:

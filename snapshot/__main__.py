@@ -17,8 +17,10 @@ NAME is a folder, owner/name[@revision] of the Hub, or a URL.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from browser.space import make_space
@@ -29,17 +31,16 @@ from snapshot.command_line import USER_ERRORS
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_model, check_snapshot
-from snapshot.disk.folder import manifest_entries, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.folder import atomic_folder, manifest_entries, read_json
 from snapshot.disk.model import read_adapters
 from snapshot.disk.state import loss_in_words, read_state, token_unit
-from snapshot.errors import DiskFault, SnapshotError
-from snapshot.named_model import BASE_HELP, merge
-from snapshot.source import Source, find
-from store.fetch import fetch_newest
+from snapshot.errors import SnapshotError
+from snapshot.named_model import BASE_HELP, find_model, write_model
+from snapshot.source import find
+from store.fetch import NoneWhole, fetch_newest
 from store.latest import remote_step
 from training.run.status import print_status
 
-COMMANDS = ("list", "verify", "status", "merge", "space")
 NOT_WHOLE = 1
 """The exit code for a snapshot that is not whole."""
 
@@ -47,7 +48,7 @@ NOT_WHOLE = 1
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
     options = parse(arguments)
-    return exit_code_of(lambda: _run(options), *USER_ERRORS)
+    return exit_code_of(lambda: COMMANDS[options.command](options), *USER_ERRORS)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -70,47 +71,49 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(options: argparse.Namespace) -> int:
-    source = options.source
-    if options.command == "merge":
-        named = merge(source, options.folder, options.base)
-        _show(f"merged    {named.name} and its base, in float32: {options.folder}")
-        return 0
-    if options.command == "space":
-        make_space(source, options.to)
-        _show(f"space     {options.to}")
-        return 0
-    if options.command == "status":
-        return print_status(source)
-    found = find(source)
-    try:
-        return _verify(found) if options.command == "verify" else _list(found)
-    except DiskFault:
-        raise
-    except SnapshotError as error:
-        _warn(f"not whole: {error}")
-        return NOT_WHOLE
-
-
 def _show(text: str) -> None:
     """Print a line of untrusted text."""
     print(printable(text))
 
 
-def _warn(text: str) -> None:
+def _warn(text: str) -> int:
     """Print untrusted text on stderr."""
     print(printable(text, multiline=True), file=sys.stderr)
+    return NOT_WHOLE
 
 
-def _verify(source: Source) -> int:
+def _merge(options: argparse.Namespace) -> int:
+    """Write a model to a new folder, which transformers loads and `model.pretrained` takes."""
+    named, folder = find_model(options.source, options.base), options.folder
+    if named.adapters is None:
+        raise SnapshotError(f"{named.name} is whole already: transformers loads it as it is.")
+    if os.path.lexists(folder):
+        raise SnapshotError(f"{folder} exists. Name a new folder.")
+    with atomic_folder(folder.parent, folder.name) as building:
+        write_model(named, building)
+    _show(f"merged    {named.name} and its base, in float32: {folder}")
+    return 0
+
+
+def _space(options: argparse.Namespace) -> int:
+    make_space(options.source, options.to)
+    _show(f"space     {options.to}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
     """Verify all snapshots of a folder, or download and verify the newest of a store."""
-    contents, whole, faults = source.contents, list[tuple[Path, str]](), list[str]()
+    source, whole, faults, older = find(options.source), list[tuple[Path, str]](), [], []
     with tempfile.TemporaryDirectory() as folder:
-        if contents is not None:
-            found = fetch_newest(contents, Path(folder))
-            whole.append((found.path, found.name))
-            faults += found.faults
-        for path in _folders_of(source):
+        try:
+            if (contents := source.contents) is not None:
+                found = fetch_newest(contents, Path(folder))
+                whole, faults = [(found.path, found.name)], [*found.faults]
+                step = remote_step(found.folder)
+                older = [one for one in contents.folders() if remote_step(one) < step]
+        except NoneWhole as error:
+            return _warn(f"not whole: {error}")
+        for path in source.folders():
             try:
                 check_snapshot(path)
                 whole.append((path, str(path)))
@@ -121,19 +124,9 @@ def _verify(source: Source) -> int:
         _show(f"also whole: {place}")
     for fault in faults:
         _warn(f"not whole: {fault}")
-    if contents is not None:
-        older = [one for one in contents.folders() if remote_step(one) < remote_step(found.folder)]
-        if older:
-            _show(f"older     {', '.join(older)}: not downloaded, so not verified")
+    if older:
+        _show(f"older     {', '.join(older)}: not downloaded, so not verified")
     return 0 if is_same and not faults else NOT_WHOLE
-
-
-def _folders_of(source: Source) -> list[Path]:
-    """The snapshots of a run's folder, newest first, or the folder itself; none of a store."""
-    if source.path is None:
-        return []
-    roots = (snapshots_in(source.path), source.path)
-    return next(filter(None, map(snapshot_folders, roots)), [source.path])
 
 
 def _describe(folder: Path, place: str) -> bool:
@@ -147,7 +140,7 @@ def _describe(folder: Path, place: str) -> bool:
     _show(f"snapshot  {place}: whole, {len(entries)} files, {size:,} bytes, every hash right")
     _show(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
     _show(f"step      {state.step:,}, epoch {state.epoch + 1}, seed {state.seed}")
-    print(
+    _show(
         f"model     {shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide, context "
         f"{shape.block_size}, {shape.vocab_size} {token_unit(state.data)}s"
     )
@@ -167,35 +160,37 @@ def _describe(folder: Path, place: str) -> bool:
     return True
 
 
-def _list(source: Source) -> int:
+def _list(options: argparse.Namespace) -> int:
     """Print a line for each snapshot of a source; the exit code."""
+    source = find(options.source)
+    rows: list[tuple[int, int, str]] = []
     if (contents := source.contents) is not None:
         for folder in contents.folders():
-            inside = [path for path in contents.files if path.startswith(f"{folder}/")]
-            size = sum(contents.files[path].size for path in inside)
-            _line(remote_step(folder), size, f"{contents.name} {folder}")
-        if contents.latest is not None:
-            _show(f"newest: step {contents.latest.step}, run {contents.latest.run_id[:8]}")
-        if not contents.folders():
-            raise SnapshotError(contents.lack)
-        return 0
-    readable = False
-    for path in _folders_of(source):
+            size = sum(contents.files[p].size for p in contents.files if p.startswith(f"{folder}/"))
+            rows.append((remote_step(folder), size, f"{contents.name} {folder}"))
+    for path in source.folders():
         try:
-            entries, state = manifest_entries(path), read_state(path)
+            sizes = [size for size, _ in manifest_entries(path).values()]
+            rows.append((read_state(path).step, sum(sizes), str(path)))
         except SnapshotError as error:
             _show(f"{path.name}  {error}")
-            continue
-        readable = True
-        _line(state.step, sum(size for size, _ in entries.values()), str(path))
-    if not readable:
-        what = f"{source.name} holds no snapshot that can be read"
-        raise SnapshotError(f"{what}. Name a run's folder.")
-    return 0
+    for step, size, where in rows:
+        _show(f"step {step:>10,}  {size:>15,} bytes  {where}")
+    if contents is not None and contents.latest is not None:
+        _show(f"newest: step {contents.latest.step}, run {contents.latest.run_id[:8]}")
+    if rows:
+        return 0
+    lack = f"{source.name} holds no snapshot that can be read. Name a run's folder."
+    return _warn(f"not whole: {lack if contents is None else contents.lack}")
 
 
-def _line(step: int, size: int, where: str) -> None:
-    _show(f"step {step:>10,}  {size:>15,} bytes  {where}")
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "list": _list,
+    "verify": _verify,
+    "status": lambda options: print_status(options.source),
+    "merge": _merge,
+    "space": _space,
+}
 
 
 if __name__ == "__main__":

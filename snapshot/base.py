@@ -19,7 +19,6 @@ import huggingface_hub  # imports the rest at its first use
 
 from common.retries import with_retries
 from data.tokenizer import TOKENIZER_FILES, lacks_file
-from data.tokenizer_files import CHAT_TEMPLATE, GENERATION, MORE_TEMPLATES
 from model.families import ARCHITECTURES
 from model.family import ModelConfig
 from snapshot.disk.folder import (
@@ -39,26 +38,14 @@ from snapshot.disk.model import (
     read_config,
 )
 from snapshot.errors import SnapshotError
-from snapshot.source import Source, find, naming
+from snapshot.source import WEIGHTS, Source, find, naming
 from store.fetch import (
     INFERENCE,
     SMALL,
-    Contents,
-    Fetched,
-    download,
     fetch,
-    twice,
 )
 from store.store import PREFIX
 
-LARGEST_SMALL_BYTES = 64 << 20
-"""Of a file that is read before the weights; the largest tokenizers have 40 MB."""
-SMALL_FILE = re.compile(
-    "|".join(map(re.escape, (CONFIG, *TOKENIZER_FILES, CHAT_TEMPLATE, GENERATION)))
-    + rf"|{MORE_TEMPLATES}/[^/]+\.jinja"
-)
-WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
-"""Files of a whole model that hold weights."""
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
 GGUF = ".gguf"
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -123,7 +110,7 @@ class Base:
         """
         if here:
             with naming(self.key):
-                with_retries(self.download)
+                self.download()
         return self.folder
 
 
@@ -148,13 +135,10 @@ def open_tokenizer(value: str, timeout: float) -> Path:
     named = f"data.tokenizer={value}"
     with naming(named):
         source = find(value, timeout, any_model=True)
-        if source.is_run:
-            return source.fetch(wanted=SMALL).path
-        if (contents := source.contents) is None:
-            return Path(source.name)
-        if TOKENIZER_FILES[0] not in contents.files:
+        contents = None if source.is_run else source.contents
+        if contents is not None and TOKENIZER_FILES[0] not in contents.files:
             raise SnapshotError(lacks_file(named, contents.store.name, contents.files))
-        return _fetch_small(named, contents)
+        return source.fetch_model(SMALL).path
 
 
 def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
@@ -162,24 +146,20 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
 
     Raises SnapshotError for what is no model, StoreError for a failed download.
     """
-    found = Fetched(source.path or Path(), source.contents)
-    if source.is_run:
-        found = source.fetch(wanted=SMALL)
+    found, is_run = source.fetch_model(SMALL), source.is_run
     folder, contents = found.path, found.contents
-    names = set(contents.files) if contents is not None and not source.is_run else _names(folder)
+    names = set(contents.files) if contents is not None and not is_run else _names(folder)
     _refuse_part(named, names)
     if CONFIG not in names:
         what = "it is neither a model nor a run with snapshots"
         raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the name.")
-    if with_weights and not source.is_run:
+    if with_weights and not is_run:
         _refuse_without_safetensors(named, names)
     if contents is None:
         return Base(named, str(folder), folder)
-    work: Callable[[], object] = partial(fetch, contents, found.folder, None, INFERENCE)
-    if not source.is_run:
-        folder = _fetch_small(named, contents)
-        weights = {name: contents.files[name].sha256 for name in names if WEIGHTS.fullmatch(name)}
-        work = partial(twice, partial(download, contents, weights))
+    work: Callable[[], object] = partial(source.fetch_model, INFERENCE)
+    if is_run:  # that snapshot, whatever the run uploads meanwhile
+        work = partial(with_retries, partial(fetch, contents, found.folder, None, INFERENCE))
     place, name, commit = contents.pinned(found.folder), contents.store.name, contents.commit
     if not place.endswith(f"@{commit}"):  # it is one snapshot of several
         return Base(named, place, folder, place, (place, None), work)
@@ -189,16 +169,6 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
 def _names(path: Path) -> set[str]:
     with readable(path):
         return {file.name for file in path.iterdir()} if path.is_dir() else set()
-
-
-def _fetch_small(named: str, contents: Contents) -> Path:
-    """Download configuration and tokenizer, as far as there are any; their folder."""
-    names = sorted(filter(SMALL_FILE.fullmatch, contents.files))
-    for name in names:
-        if (size := contents.files[name].size) > LARGEST_SMALL_BYTES:
-            limit = f"over the limit of {LARGEST_SMALL_BYTES:,}"
-            raise SnapshotError(f"{named}: {name} has {size:,} bytes, {limit}.")
-    return with_retries(lambda: download(contents, dict.fromkeys(names)))
 
 
 def _refuse_part(named: str, names: Collection[str]) -> None:
@@ -242,17 +212,20 @@ def check_weights(base: Base, config: ModelConfig) -> bool:
     """
     try:
         layout = layout_for(config)
-        with TensorReader(base.folder, "model") as reader:
+        with TensorReader(base.folder, WHOLE) as reader:
             shapes, found = reader.shapes(), reader.find(layout)
-        for name, parameter in layout.parameters().items():
-            if name not in found:
-                raise SnapshotError(f"it lacks {name}")
-            if (there := found[name].shape_of(shapes)) != tuple(parameter.shape):
-                needed = list(parameter.shape)
-                raise SnapshotError(f"{name} has the shape {list(there)}, its config says {needed}")
-        return has_own_output(base.folder, layout)
+            for name, parameter in layout.parameters().items():
+                if name not in found:
+                    raise SnapshotError(f"it lacks {name}")
+                there, needed = found[name].shape_of(shapes), tuple(parameter.shape)
+                if there != needed:
+                    raise SnapshotError(
+                        f"{name} has the shape {list(there)}, its config says {list(needed)}"
+                    )
+            embedding = found[layout.embedding_name()].names[0]
+            return has_own_output(reader, found.values(), embedding)
     except SnapshotError as error:
-        files = ", ".join(path.name for path in files_of(base.folder, "model")[:2])
+        files = ", ".join(path.name for path in files_of(base.folder, WHOLE)[:2])
         raise SnapshotError(f"{base.key}: {files or 'its weights'}: {error}.") from error
 
 

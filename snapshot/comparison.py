@@ -9,7 +9,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
 
 from model.causal_lm import quiet_transformers
 from model.families import build_empty
@@ -44,12 +43,19 @@ def compare_logits(
     if (reason := _why_not(folder, sizes)) is not None:
         return f"not compared with transformers: {reason}"
     ids = (torch.arange(min(TOKENS, sizes.block_size)) * 7919 % sizes.vocab_size)[None]  # (1, T)
-    model = build_empty(sizes).eval()
+
+    def logits_of(model: Any) -> Any:
+        for parameter in model.eval().parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(times)
+        return model(ids)
+
+    model = build_empty(sizes)
     restore_weights(folder, model)
-    ours: Tensor = _enlarged(model, times)(ids)
+    ours = logits_of(model)  # (1, T, V)
     del model
     gc.collect()  # two models do not need to be in memory at once
-    theirs = _enlarged(_load_in_transformers(folder), times)(ids).logits
+    theirs = logits_of(_load_in_transformers(folder)).logits
     scale = max(1.0, ours.abs().max().item())
     difference = (ours - theirs).abs().max().item()
     if not difference <= tolerance * scale:
@@ -72,36 +78,26 @@ def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
     if find_spec("transformers") is None:
         return f"transformers is not installed. {INSTALL}"
     size = ROOM * FLOAT_BYTES * sum(one.numel() for one in layout_for(sizes).parameters().values())
-    free = psutil.virtual_memory().available
-    if size > free:
+    if size > (free := psutil.virtual_memory().available):
         return f"it needs {size / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB is free"
     return None
 
 
-def _enlarged(model: nn.Module, times: float) -> nn.Module:
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.mul_(times)
-    return model
-
-
-def _load_in_transformers(folder: Path) -> nn.Module:
+def _load_in_transformers(folder: Path) -> Any:
     """Raises OtherModel where names or shapes are not those that transformers expects."""
     from transformers import AutoModelForCausalLM
 
     quiet_transformers()
     only_local = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, **only_local
-        )
-    except (KeyboardInterrupt, MemoryError):
+        model, found = load(folder, dtype=torch.float32, output_loading_info=True, **only_local)
+    except MemoryError:
         raise
     except Exception as error:  # each architecture raises its own types
         what = (str(error).splitlines() or [""])[0]
         raise OtherModel(f"transformers cannot load {folder}: {what:.200}") from error
-    model, found = loaded
     for what, names in (("lacks", "missing_keys"), ("holds", "unexpected_keys")):
         if others := sorted(found[names]):
             raise OtherModel(f"{folder} {what} {others[0]!r} for transformers: it is another model")
-    return model.eval()
+    return model

@@ -26,7 +26,3 @@ class OtherRun(SnapshotError):
 def is_full(error: OSError) -> bool:
     """Whether a disk refuses for lack of space, and not because nobody may write there."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-class WrittenBefore(SnapshotError):
-    """A snapshot of a version whose runs cannot be resumed."""

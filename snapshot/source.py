@@ -11,9 +11,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from common.retries import with_retries
+from data.tokenizer import TOKENIZER_FILES
+from data.tokenizer_files import CHAT_TEMPLATE, CONFIG, GENERATION, MORE_TEMPLATES
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
     expanded,
@@ -26,11 +29,14 @@ from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from store.errors import StoreError, StoreUnreachable
 from store.fetch import (
     ALL,
+    INFERENCE,
     Contents,
     Fetched,
     StateCheck,
+    download,
     fetch_newest,
     read_store,
+    twice,
 )
 from store.hub import Hub
 from store.kinds import named_store
@@ -40,6 +46,14 @@ from store.store import BRANCH, PREFIX
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """The name of a repo from before the Hub's repos had owners, such as gpt2."""
 TIMEOUT_SECONDS = 60.0
+LARGEST_SMALL_BYTES = 64 << 20
+"""Of a file that is read before the weights; the largest tokenizers have 40 MB."""
+SMALL_FILE = re.compile(
+    "|".join(map(re.escape, (CONFIG, *TOKENIZER_FILES, CHAT_TEMPLATE, GENERATION)))
+    + rf"|{MORE_TEMPLATES}/[^/]+\.jinja"
+)
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+"""Files of a whole model that hold weights."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +68,13 @@ class Source:
     @property
     def is_run(self) -> bool:
         """Whether snapshots of a run are in it."""
-        if self.path is None:
-            return self.contents is not None and bool(self.contents.folders())
-        return bool(snapshot_folders(snapshots_in(self.path)) or snapshot_folders(self.path))
+        if self.contents is not None:
+            return bool(self.contents.folders())
+        return self.folders() != [self.path]
+
+    def folders(self) -> list[Path]:
+        """The snapshots of a run on this disk, newest first, or the folder itself."""
+        return [] if self.path is None else _folders_of(self.path)
 
     def fetch(
         self,
@@ -72,6 +90,27 @@ class Source:
             return fetch_newest(self.contents, root, wanted, refuse)
         assert self.path is not None
         return Fetched(newest_snapshot(self.path))
+
+    def fetch_model(self, wanted: re.Pattern[str]) -> Fetched:
+        """The model in it: of a run as `fetch` does, or the files of any other.
+
+        `wanted` is SMALL for configuration and tokenizer, or INFERENCE. Raises SnapshotError if
+        there is none or a file is damaged or absurdly large, and StoreError.
+        """
+        if self.is_run:
+            return self.fetch(wanted=wanted)
+        if self.contents is None:
+            return Fetched(self.path or Path())
+        digests = {}
+        for name, file in self.contents.files.items():
+            is_small = SMALL_FILE.fullmatch(name)
+            if is_small and file.size > LARGEST_SMALL_BYTES:
+                limit = f"over the limit of {LARGEST_SMALL_BYTES:,}"
+                raise SnapshotError(f"{name} has {file.size:,} bytes, {limit}.")
+            if is_small or (wanted is INFERENCE and WEIGHTS.fullmatch(name)):
+                digests[name] = file.sha256
+        work = partial(twice, partial(download, self.contents, digests))
+        return Fetched(with_retries(work), self.contents)
 
 
 def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -> Source:
@@ -115,10 +154,7 @@ def naming(named: str, remedy: str = "") -> Iterator[None]:
     except (StoreError, SnapshotError) as error:
         if str(error).startswith(named):
             raise
-        value = named.partition("=")[2]
-        text = str(error).removeprefix(f"{value} is ")  # or it would be named twice
-        between = ": " if text == str(error) else " is "
-        raise SnapshotError(f"{named}{between}{text.rstrip('.')}.{remedy}") from error
+        raise SnapshotError(f"{named}: {str(error).rstrip('.')}.{remedy}") from error
 
 
 def newest_snapshot(path: Path) -> Path:
@@ -126,11 +162,14 @@ def newest_snapshot(path: Path) -> Path:
 
     Raises SnapshotError if there is none.
     """
-    for root in (snapshots_in(path), path):
-        if snapshot_folders(root):
-            newest, faults = newest_verified(root, check_snapshot)
-            if newest is None:
-                raise SnapshotError(f"{path} has no whole snapshot: {'; '.join(faults)}")
-            return newest
+    if (folders := _folders_of(path)) != [path]:
+        newest, faults = newest_verified(folders[0].parent, check_snapshot)
+        if newest is None:
+            raise SnapshotError(f"{path} has no whole snapshot: {'; '.join(faults)}")
+        return newest
     check_snapshot(path)
     return path
+
+
+def _folders_of(path: Path) -> list[Path]:
+    return snapshot_folders(snapshots_in(path)) or snapshot_folders(path) or [path]

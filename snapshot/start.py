@@ -19,6 +19,7 @@ from snapshot.disk.folder import (
     newest_verified,
     remove_leftovers,
     snapshots_in,
+    step_of,
 )
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
@@ -33,7 +34,7 @@ from store.errors import (
     Unsupported,
 )
 from store.fence import Fenced
-from store.fetch import Contents, NoneWhole, StateCheck, fetch_newest, read_store
+from store.fetch import Contents, Fetched, NoneWhole, StateCheck, fetch_newest, read_store
 from store.latest import Latest
 from store.records import METRICS
 from store.store import Store
@@ -75,6 +76,11 @@ class Start:
     def known_latest(self) -> Latest | None:
         """`latest.json` of the run's own store; None if there is none, or it was not read."""
         return None if self.contents is None else self.contents.latest
+
+    def warned(self, *faults: str) -> Start:
+        """The same with warnings, for which the full stops are left out."""
+        more = tuple(f"{fault.rstrip('.')}." for fault in faults)
+        return replace(self, warnings=self.warnings + more)
 
     def is_in(self, run_dir: Path) -> bool:
         """Whether it is a snapshot of the run in `run_dir`, and not one of another run."""
@@ -123,28 +129,24 @@ def _own_newest(root: Path, own: RunStore | None, refuse: StateCheck) -> Start:
     """The newest whole snapshot of this run, on this disk or in its store."""
     newest, faults = newest_verified(root, check_snapshot)
     state = None if newest is None else read_state(newest)
-    start = Start(newest, state, f"{newest}, the newest of this run", _skipped(faults))
+    start = Start(newest, state, f"{newest}, the newest of this run").warned(*_skipped(faults))
     if own is not None:
         start = newest_of_disk_and_store(own, start, root, refuse)
     if start.folder is not None:
         return start
+    remedy = f"Restore one from a copy, or move {root.parent} away to start over."
     if faults:
         raise SnapshotError(
             f"none of the {len(faults)} snapshots in {root} is whole: {faults[0].rstrip('.')}. "
-            f"Restore one from a copy, or move {root.parent} away to start over."
+            f"{remedy}"
         )
-    warnings = start.warnings
-    if has_steps(root.parent):  # killed before its first snapshot
-        if not root.exists():  # a run creates it before step 1
-            raise SnapshotError(
-                f"{root.parent} has the {METRICS} of a run, but its snapshots are gone: there is "
-                f"no {root}. Restore that from a copy, or move {root.parent} away to start over."
-            )
-        warnings += (
-            f"{root.parent / METRICS} has steps, but {root} has no snapshot: the run begins again "
-            "at step 1.",
-        )
-    return replace(start, reason="the beginning: no snapshot yet", warnings=warnings)
+    start = replace(start, reason="the beginning: no snapshot yet")
+    if not has_steps(root.parent):
+        return start
+    what = f"{root.parent / METRICS} has steps, but"
+    if not root.exists():  # a run creates it before step 1
+        raise SnapshotError(f"{what} its snapshots are gone: there is no {root}. {remedy}")
+    return start.warned(f"{what} {root} has no snapshot: the run begins again at step 1")
 
 
 def newest_of_disk_and_store(
@@ -161,55 +163,51 @@ def newest_of_disk_and_store(
     or if that upload fails; what `refuse` raises.
     """
     can_do_without = local.folder is not None and not own.for_all
-    contents, faults = _contents_at_start(own, can_do_without)
-    local = replace(local, contents=contents, warnings=local.warnings + faults)
-    latest, state = local.known_latest, local.state
-    if contents is None:
-        return local
-    is_other_run = latest is not None and state is not None and latest.run_id != state.run_id
-    if is_other_run and not own.takeover:
-        assert latest is not None
-        raise SnapshotError(
-            f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. "
-            "To continue the local run, name another store, or replace what this one holds with "
-            "hub.takeover=true; to continue the run in the store, give another run.name (and "
-            "run.dir, if that is set)."
-        )
-    if latest is None or is_other_run or (state is not None and latest.step <= state.step):
-        return _from_disk(own, contents, local)
+    try:
+        contents = with_retries(lambda: _read_or_create(own))
+    except StoreError as error:
+        if not can_do_without:
+            raise _unknown(own, error) from error
+        later = "uploads are retried"
+        if isinstance(error, StoreOffline):
+            later = "it uploads nothing, and its next start does"
+        return local.warned(f"{str(error).rstrip('.')}. The run continues without it; {later}")
+    _refuse_contents(own, contents)
+    local = replace(local, contents=contents)
+    latest, state = contents.latest, local.state
     step = -1 if state is None else state.step
+    if latest is not None and state is not None and latest.run_id != state.run_id:
+        if not own.takeover:
+            raise SnapshotError(
+                f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. To "
+                "continue the local run, name another store, or replace what this one holds with "
+                "hub.takeover=true; to continue the run in the store, give another run.name (and "
+                "run.dir, if that is set)."
+            )
+        return _from_disk(own, contents, local)
+    if latest is None or latest.step <= step:
+        return _from_disk(own, contents, local)
     try:
         found = fetch_newest(contents, root, refuse=refuse, after=step)
     except NoneWhole as error:
         if state is None:
             fault = f"{str(error).rstrip('.')}. Start again in another store."
             raise SnapshotError(fault) from error
-        skipped = replace(local, warnings=local.warnings + _skipped(error.faults))
-        return _from_disk(own, contents, skipped)
+        return _from_disk(own, contents, local.warned(*_skipped(error.faults)))
     except (StoreError, DiskFault) as error:
         if not can_do_without:
             raise
         what = f"step {latest.step} of {contents.name} could not be fetched"
-        fault = f"{what}: {str(error).rstrip('.')}."
-        return replace(local, warnings=(*local.warnings, fault))
+        return local.warned(f"{what}: {error}")
     why = "there is none here" if state is None else f"newer than step {step} here"
-    assert found.contents is not None
-    return Start(
-        found.path,
-        read_state(found.path),
-        f"{found.path}, fetched from {found.contents.name}: {why}",
-        local.warnings + _skipped(found.faults),
-        fetched=True,
-        remote=found.contents.pinned(found.folder),
-        contents=found.contents,
-    )
+    fetched = _at(found, f"{found.path}, fetched from {contents.name}: {why}")
+    return replace(fetched, warnings=local.warnings + fetched.warnings, fetched=True)
 
 
 def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
     """`local`, and its name in the store if that has the same or other machines need it."""
-    if local.folder is None:
+    if local.folder is None or local.state is None:
         return local
-    assert local.state is not None
     digest, latest = manifest_sha256(local.folder), contents.latest
     if own.for_all and (latest is None or latest.manifest_sha256 != digest):
         contents = _upload_for_all(own, contents, local.folder, local.state)
@@ -222,43 +220,6 @@ def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
         reason=f"{local.reason}; {own.store.name} has step {latest.step}",
         remote=contents.pinned(latest.folder) if latest.manifest_sha256 == digest else None,
     )
-
-
-def _contents_at_start(
-    own: RunStore, can_do_without: bool
-) -> tuple[Contents | None, tuple[str, ...]]:
-    """What the store holds, which is created if it does not exist; or None and a warning.
-
-    `can_do_without`: this disk has a snapshot. Raises SnapshotError if the store holds something
-    else or is public against `hub.private`; StoreError if the run cannot begin without it.
-    """
-    try:
-        contents = with_retries(lambda: _read_or_create(own))
-    except StoreError as error:
-        offline, refused = isinstance(error, StoreOffline), isinstance(error, StoreRefused)
-        if can_do_without:
-            rest = "uploads are retried"
-            if offline:
-                rest = "it uploads nothing, and its next start does"
-            return None, (f"{str(error).rstrip('.')}. The run continues without it; {rest}.",)
-        if refused:
-            raise
-        remedy = "without HF_HUB_OFFLINE" if offline else "when it can be reached"
-        lack = "none is on all machines" if own.for_all else "there is none here"
-        raise StoreUnreachable(
-            f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run, and "
-            f"{lack}. Start again {remedy}; a run that is new can begin without "
-            f"{own.store.key.partition('=')[0]}, which a later start may have."
-        ) from error
-    if own.private and not contents.head.private:
-        raise SnapshotError(
-            f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
-            "Make it private, name another, or allow it with hub.private=false (a server without "
-            "private repos needs that)."
-        )
-    if refusal := contents.refusal():
-        raise SnapshotError(refusal)
-    return contents, ()
 
 
 def _read_or_create(own: RunStore) -> Contents:
@@ -276,6 +237,33 @@ def _read_or_create(own: RunStore) -> Contents:
     return contents
 
 
+def _unknown(own: RunStore, error: StoreError) -> StoreError:
+    """The error of a start that needs to know what a store holds that cannot be read."""
+    if isinstance(error, StoreRefused) and not isinstance(error, StoreOffline):
+        return error
+    remedy = "when it can be reached"
+    if isinstance(error, StoreOffline):
+        remedy = "without HF_HUB_OFFLINE"
+    lack = "none is on all machines" if own.for_all else "there is none here"
+    return StoreUnreachable(
+        f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run, and "
+        f"{lack}. Start again {remedy}; a run that is new can begin without "
+        f"{own.store.key.partition('=')[0]}, which a later start may have."
+    )
+
+
+def _refuse_contents(own: RunStore, contents: Contents) -> None:
+    """Raise SnapshotError for a store that is no run's, or public against `hub.private`."""
+    if own.private and not contents.head.private:
+        raise SnapshotError(
+            f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
+            "Make it private, name another, or allow it with hub.private=false (a server without "
+            "private repos needs that)."
+        )
+    if refusal := contents.refusal():
+        raise SnapshotError(refusal)
+
+
 def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunState) -> Contents:
     """The contents of the store with a snapshot that only this disk has, for other machines.
 
@@ -285,8 +273,7 @@ def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunS
     target = UploadTarget(
         own.store, prunes_nothing, state.run_id, uuid.uuid4().hex, contents.latest
     )
-    attempt = Attempt(target)
-    upload = Upload(newest, Card(f"# Step {state.step}\n"))
+    attempt, upload = Attempt(target), Upload(newest, Card(f"# Step {state.step}\n"))
     try:
         with_retries(lambda: attempt.upload(upload))
     except Fenced as error:
@@ -302,18 +289,16 @@ def _named(resume: str, root: Path, timeout: float, refuse: StateCheck) -> Start
     )
     with naming(f"snapshot.resume={resume}", remedy):
         found = find(resume, timeout).fetch(root / ORIGIN, refuse=refuse)
+    where = found.path if found.contents is None else f"{resume}, step {step_of(found.path)}"
+    return _at(found, f"{where}, as snapshot.resume asks")
+
+
+def _at(found: Fetched, reason: str) -> Start:
+    """The start at a snapshot that was found on this disk, or downloaded."""
+    remote = None if found.contents is None else found.contents.pinned(found.folder)
     state = read_state(found.path)
-    where, remote = f"{found.path}", None
-    if found.contents is not None:
-        where = f"{resume}, step {state.step}"
-        remote = found.contents.pinned(found.folder)
-    return Start(
-        found.path,
-        state,
-        f"{where}, as snapshot.resume asks",
-        _skipped(found.faults),
-        remote=remote,
-    )
+    start = Start(found.path, state, reason, remote=remote, contents=found.contents)
+    return start.warned(*_skipped(found.faults))
 
 
 def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
@@ -330,23 +315,22 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
     assert own.state is not None
     if own.state.origin == origin or manifest_sha256(own.folder) == origin:
         return own
-    relation = (
-        f"is already further, at step {own.state.step}"
-        if own.state.run_id == named.state.run_id
-        else f"already holds another run, at step {own.state.step}"
-    )
+    is_same_run = own.state.run_id == named.state.run_id
+    relation = "is already further" if is_same_run else "already holds another run"
     where = run_dir if own.contents is None or own.remote is None else own.contents.store.key
     remedy = "To start a new run there, give it another run.name (and run.dir, if that is set)"
     if own.contents is not None:  # which has the newer snapshots as well, and a start fetches them
         remedy += f", and another {own.contents.store.key.partition('=')[0]}"
-    elif own.state.run_id == named.state.run_id:
+    elif is_same_run:
         remedy += (
             ". To return to that step in this run, remove its newer snapshots from "
             f"{snapshots_in(run_dir)} and leave snapshot.resume out"
         )
-    raise SnapshotError(f"snapshot.resume={resume}, but {where} {relation}. {remedy}.")
+    raise SnapshotError(
+        f"snapshot.resume={resume}, but {where} {relation}, at step {own.state.step}. {remedy}."
+    )
 
 
-def _skipped(faults: Iterable[str]) -> tuple[str, ...]:
+def _skipped(faults: Iterable[str]) -> list[str]:
     """Warnings about snapshots that are not whole."""
-    return tuple(f"{fault.rstrip('.')}; skipped." for fault in faults)
+    return [f"{fault.rstrip('.')}; skipped" for fault in faults]

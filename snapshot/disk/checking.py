@@ -7,15 +7,14 @@ configuration implies, from the headers alone: no number in a file decides how m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
 from data.subwords import load_tokenizer
 from data.tokenizer import FIXED_SETTINGS, TOKENIZER_FILES
-from data.tokenizer_files import END_ID, GENERATION, model_settings
+from data.tokenizer_files import GENERATION
 from model.family import ModelConfig
 from model.layout import Shape
 from optim.optimizers import STEP
@@ -23,9 +22,8 @@ from snapshot.config_values import value_of
 from snapshot.disk.folder import read_json, readable, verify
 from snapshot.disk.load import TensorReader, file_by_name
 from snapshot.disk.model import (
-    CONFIG,
     layout_for,
-    model_config,
+    model_of,
     prefix_of,
     read_adapters,
     read_config,
@@ -35,7 +33,6 @@ from snapshot.disk.tensors import kept_in, written_as, wrong_counts
 from snapshot.errors import SnapshotError
 
 LARGEST_TOKENIZER_BYTES = 64 << 20
-IDS = ("bos_token_id", END_ID, "pad_token_id")
 
 
 def check_snapshot(folder: Path) -> RunState:
@@ -43,7 +40,9 @@ def check_snapshot(folder: Path) -> RunState:
     verify(folder)
     state = read_state(folder)
     layout = layout_for(check_model(folder))
-    layout.freeze(frozen_in(state.config))
+    patterns = value_of(state.config, "optim.freeze")
+    if isinstance(patterns, list):
+        layout.freeze([one for one in patterns if isinstance(one, str)])
     _check_what_is_saved(folder, state.config)
     optimizer = value_of(state.config, "optim.name")
     kept = {
@@ -84,9 +83,8 @@ def _check_what_is_saved(folder: Path, config: dict[str, Any]) -> None:
 
 def check_model(folder: Path) -> ModelConfig:
     """As `check_snapshot`, for the files needed for inference. Returns the model's sizes."""
-    adapters = read_adapters(folder)
+    config, _ = model_of(folder)
     content, where = read_config(folder)
-    config = model_config(content, where)
     if additional := sorted(config.unknown_entries(content)):
         raise SnapshotError(f"{where} has an unknown entry {additional[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
@@ -99,17 +97,9 @@ def check_model(folder: Path) -> ModelConfig:
         raise SnapshotError(
             f"{where} has {config.n_layer:,} layers, and the files {stored} tensors"
         )
-    config = replace(config, lora=None if adapters is None else adapters.lora)
     weights = written_as(layout_for(config), prefix)
     _compare(folder, prefix, {name: shape for one in weights for name, shape in one.shapes.items()})
     return config
-
-
-def frozen_in(config: dict[str, Any]) -> list[str]:
-    """The patterns of optim.freeze in the configuration of a snapshot, which is untrusted input."""
-    found = config.get("optim", {}) if isinstance(config, dict) else {}
-    patterns = found.get("freeze", []) if isinstance(found, dict) else []
-    return [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else []
 
 
 def _compare(folder: Path, prefix: str, expected: dict[str, Shape]) -> None:
@@ -142,12 +132,12 @@ def _check_tokenizer(folder: Path, vocab_size: int) -> None:
             raise SnapshotError(f"{path} has {size:,} bytes; no tokenizer is that large")
     settings = read_json(settings_path)
     has_subwords = isinstance(settings, dict) and "eos_token" in settings
-    is_known = {
-        map_path: read_json(map_path) == {},
-        settings_path: has_subwords or settings == FIXED_SETTINGS,
-    }
-    if unknown := next((file for file, known in is_known.items() if not known), None):
-        raise SnapshotError(f"{unknown} has entries that no tokenizer here needs")
+    for is_known, file in (
+        (read_json(map_path) == {}, map_path),
+        (has_subwords or settings == FIXED_SETTINGS, settings_path),
+    ):
+        if not is_known:
+            raise SnapshotError(f"{file} has entries that no tokenizer here needs")
     if not has_subwords:
         read_json(path)  # raises if it is too large
     try:
@@ -158,22 +148,3 @@ def _check_tokenizer(folder: Path, vocab_size: int) -> None:
         raise SnapshotError(
             f"{folder}: the tokenizer has {size} {tokenizer.unit}s, not {vocab_size}"
         )
-
-
-def generation_of(folder: Path | None, stops: Collection[int]) -> dict[str, Any]:
-    """The generation_config.json of a run that began from the model in `folder`; empty: none.
-
-    `stops` are tokens that end a reply as well, if the run trains on conversations. Where the model
-    has no generation_config.json, the ids in its config.json hold, which such a file would replace.
-    """
-    content = {} if folder is None else model_settings(folder, GENERATION)
-    if stops and folder is not None and not (folder / GENERATION).exists():
-        entries = model_settings(folder, CONFIG)
-        content = {key: entries[key] for key in IDS if key in entries}
-    # Texts may name code (custom_generate); numbers and switches do not.
-    content = {key: one for key, one in content.items() if not isinstance(one, str | dict)}
-    if stops:
-        ends = content.get(END_ID)
-        both = [*(ends if isinstance(ends, list) else [ends]), *sorted(stops)]
-        content[END_ID] = list(dict.fromkeys(end for end in both if type(end) is int))
-    return content

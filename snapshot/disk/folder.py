@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from snapshot.errors import SnapshotError, WrittenBefore
+from snapshot.errors import SnapshotError
 
 CHUNK_BYTES = 8 << 20
 """Small enough for any machine; large enough that hashing seldom waits for the interpreter lock."""
@@ -56,9 +56,7 @@ def readable(path: Path) -> Iterator[None]:
 
 def expanded(path: str) -> Path:
     """A path with `~` expanded, where it names a home that is known."""
-    with suppress(RuntimeError):
-        return Path(path).expanduser()
-    return Path(path)
+    return Path(os.path.expanduser(path))  # noqa: PTH111  Path raises for an unknown user
 
 
 def visible(path: Path) -> Path:
@@ -123,10 +121,8 @@ def write_whole(path: Path, content: str) -> None:
     """Replace a file atomically: the new one is flushed, then renamed."""
     partial = path.with_name(f"{path.name}.new")
     try:
-        with open(partial, "w", encoding="utf-8") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
+        partial.write_text(content, encoding="utf-8")
+        flush([partial])
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -147,9 +143,7 @@ def parse_json(content: bytes, name: str) -> Any:
     """Parse untrusted JSON, whose size the caller has bounded. Raises SnapshotError."""
     try:
         return json.loads(content.decode("utf-8"))
-    except RecursionError:
-        raise SnapshotError(f"{name} cannot be read: it is nested too deeply") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
 
 
@@ -213,8 +207,8 @@ def entries_in(manifest: Any, name: str) -> dict[str, tuple[int, str]]:
     return entries
 
 
-def verify(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Compare every file of a snapshot (or only those in `names`) with the manifest.
+def verify(folder: Path) -> None:
+    """Compare every file of a snapshot with the manifest.
 
     Raises SnapshotError with the first fault found: a missing, additional, truncated, changed or
     unreadable file, or an invalid manifest.
@@ -228,16 +222,11 @@ def verify(folder: Path, names: Iterable[str] | None = None) -> None:
             raise SnapshotError(f"{folder} is not a snapshot: it has no {MANIFEST}")
         entries = manifest_entries(folder)
         there = names_in(folder) - {MANIFEST}
-        wanted = [name for name in entries if names is None or name in names]
-        if missing := next((name for name in wanted if name not in there), None):
+        if missing := next((name for name in entries if name not in there), None):
             raise SnapshotError(f"{folder} is damaged: {missing} is missing")
-        pool = ThreadPoolExecutor(VERIFYING_THREADS)
-        try:
-            checks = [pool.submit(_verify_file, folder / name, *entries[name]) for name in wanted]
-            for check in checks:
-                check.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with ThreadPoolExecutor(VERIFYING_THREADS) as pool:
+            # The first fault is raised here, and cancels what has not begun.
+            list(pool.map(lambda name: _verify_file(folder / name, *entries[name]), entries))
         if unlisted := sorted(there - set(entries)):
             raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
 
@@ -260,8 +249,6 @@ def newest_verified(
     for folder in snapshot_folders(root):
         try:
             check(folder)
-        except WrittenBefore:  # so are those before it
-            raise
         except SnapshotError as error:
             faults.append(str(error))
         else:
@@ -287,11 +274,12 @@ def atomic_folder(
     try:
         building.mkdir()
         yield building
-        _flush(building)
+        # The rename must not reach the disk before the content.
+        flush([*(path for path in building.iterdir() if path.is_file()), building])
         if displace is not None:
             displace(final)
         building.rename(final)
-        _flush(root)
+        flush([root])
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
@@ -318,9 +306,9 @@ def atomic_snapshot(
         write_json(building / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
 
 
-def _flush(folder: Path) -> None:
-    """fsync a folder and its files: the rename must not reach the disk before the content."""
-    for path in [*(path for path in folder.iterdir() if path.is_file()), folder]:
+def flush(paths: Iterable[Path]) -> None:
+    """fsync files and folders. Raises OSError."""
+    for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

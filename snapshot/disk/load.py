@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,25 +134,22 @@ class TensorReader:
         self._stack.close()
 
 
-def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
+def read_into(
+    target: Tensor, reader: TensorReader, stored: Stored, unpacked: Shape | None = None
+) -> None:
     """Fill a parameter, a moment, or this process's shard of it, and read no more than that.
 
-    Numbers become those of the target's dtype, mostly float32. Where the tensors of several names
-    make one parameter, they are read whole. Raises SnapshotError if the shape differs.
+    Numbers become those of the target's dtype, mostly float32; where a target is packed in four
+    bits, `unpacked` is its full shape, and its rows are quantized. Where the tensors of several
+    names make one parameter, they are read whole. Raises SnapshotError if the shape differs.
     """
-    local, read = local_part(target), _reader_of(tuple(target.shape), reader, stored)
-    if local.numel():  # with many processes, some have no part of a small tensor
+    local, read = local_part(target), _reader_of(unpacked or tuple(target.shape), reader, stored)
+    if not local.numel():  # with many processes, some have no part of a small tensor
+        return
+    if unpacked is None:
         local.copy_(read(slices_of(target)))
-
-
-def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stored) -> None:
-    """Fill a packed weight of this full shape, or this process's rows of it, as `read_into` does.
-
-    No more than these rows are in memory before they are quantized.
-    """
-    read, local = _reader_of(shape, reader, stored), local_part(target)
-    if local.numel():
-        local.copy_(quantize(read((slices_of(target)[0], slice(0, shape[1])))))
+    else:
+        local.copy_(quantize(read((slices_of(target)[0], slice(0, unpacked[1])))))
 
 
 def _reader_of(
@@ -176,31 +173,20 @@ def _reader_of(
     return read
 
 
-def has_own_output(folder: Path, layout: Layout) -> bool:
-    """Whether the weights in a folder have an output layer that differs from the embedding.
+def has_own_output(reader: TensorReader, stored: Iterable[Stored], embedding: str) -> bool:
+    """Whether files have an output layer that differs from the `embedding` that the model ties.
 
-    `layout` is that of a model which ties them; its tensors are in the folder. Raises
-    SnapshotError for files that cannot be read.
+    `stored` is what `TensorReader.find` returned: surplus tensors are constants, or copies.
     """
-    with TensorReader(folder, WHOLE) as reader:
-        shapes = reader.shapes()
-        stored = reader.find(layout)
-        embedding = stored[layout.embedding_name()].names[0]
-        used = {name for one in stored.values() for name in one.names}
-        # Surplus tensors are constants or copies of the embedding, or `find` had refused them.
-        copies = [
-            name
-            for name, shape in shapes.items()
-            if name not in used and shape == shapes[embedding]
-        ]
-        return not all(_are_equal(reader, embedding, copy) for copy in copies)
+    used, shapes = {name for one in stored for name in one.names}, reader.shapes()
+    copies = [name for name in shapes if name not in used and shapes[name] == shapes[embedding]]
+    count = shapes[embedding][0]
+    parts = [slice(row, min(row + ROWS, count)) for row in range(0, count, ROWS)]
 
+    def are_equal(copy: str, rows: slice) -> bool:
+        return torch.equal(*(reader.slice_of(name)[rows].float() for name in (copy, embedding)))
 
-def _are_equal(reader: TensorReader, one: str, other: str) -> bool:
-    first, second = reader.slice_of(one), reader.slice_of(other)
-    count = first.get_shape()[0]
-    parts = (slice(row, min(row + ROWS, count)) for row in range(0, count, ROWS))
-    return all(torch.equal(first[part].float(), second[part].float()) for part in parts)
+    return not all(are_equal(copy, rows) for copy in copies for rows in parts)
 
 
 @torch.no_grad()
@@ -211,9 +197,9 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     need a model that has the weights of their base. Raises SnapshotError if a tensor is missing or
     has another shape.
     """
-    layout = model.layout()
     restore_weights(folder, model, prefix_of(folder))
-    restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "optim.name"))
+    name = value_of(read_state(folder).config, "optim.name")
+    restore_moments(folder, model.layout(), optimizer, name)
 
 
 @torch.no_grad()
@@ -231,13 +217,12 @@ def restore_weights(folder: Path, model: LanguageModel, prefix: str = WHOLE) -> 
             return
         stored, packed = reader.find(layout), layout.packed()
         for name, parameter in layout.parameters().items():
-            if name in stored and name in packed:
-                shape = tuple(parameter.shape)
-                read_packed(packed[name], shape, reader, stored[name])
-            elif name in stored:
-                read_into(parameter, reader, stored[name])
-            else:
+            if name not in stored:
                 raise SnapshotError(f"{folder} does not hold {name}")
+            if name in packed:
+                read_into(packed[name], reader, stored[name], tuple(parameter.shape))
+            else:
+                read_into(parameter, reader, stored[name])
 
 
 def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +147,12 @@ def read_adapters(folder: Path) -> Adapters | None:
         if names and content == adapters.content():
             return adapters
     raise SnapshotError(f"{path} is not what this project writes")
+
+
+def model_of(folder: Path) -> tuple[ModelConfig, Adapters | None]:
+    """The sizes of the model in a snapshot, and its adapters, if it holds those alone.
+
+    Raises SnapshotError for a model that cannot be built here.
+    """
+    sizes, adapters = model_config(*read_config(folder)), read_adapters(folder)
+    return sizes if adapters is None else replace(sizes, lora=adapters.lora), adapters

@@ -16,18 +16,11 @@ from torch.optim import Optimizer
 from model.family import LanguageModel
 from model.sharded import reshard
 from snapshot.config_values import value_of
-from snapshot.disk.folder import atomic_snapshot, folder_name, sha256_of, write_json
+from snapshot.disk.folder import atomic_snapshot, flush, folder_name, sha256_of, write_json
 from snapshot.disk.model import ADAPTERS, CONFIG, WHOLE, Adapters
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState, versions
-from snapshot.disk.tensor_files import TensorFile, TensorFiles, create_files, plan_files
-from snapshot.disk.tensors import (
-    Entry,
-    Part,
-    divide,
-    entries_of_moments,
-    entries_of_weights,
-    shapes_of,
-)
+from snapshot.disk.tensor_files import TensorFile, create_files, plan_files
+from snapshot.disk.tensors import Part, divide, parts_of_moments, parts_of_weights, shapes_of
 from snapshot.disk.writers import Writers
 from snapshot.errors import NumberFault
 
@@ -57,8 +50,8 @@ def begin_snapshot(
     """
     reshard(model)
     layout, prefix = model.layout(), WHOLE if adapters is None else ADAPTERS
-    weights = entries_of_weights(layout, prefix)
-    moments = entries_of_moments(layout, optimizer, value_of(state.config, "optim.name"))
+    weights = parts_of_weights(layout, prefix)
+    moments = parts_of_moments(layout, optimizer, value_of(state.config, "optim.name"))
     most = sys.maxsize if prefix == ADAPTERS else piece_bytes  # peft reads a single file
     files = {
         prefix: plan_files(shapes_of(weights), prefix, most),
@@ -74,9 +67,8 @@ def begin_snapshot(
             write_json(folder / CONFIG, model.config.config_json(end_of_text))
         write_json(folder / STATE, {**content, "versions": versions()})
 
-    snapshot = Snapshot(root / folder_name(state.step), files, write_rest, writers or Writers())
-    snapshot.begin([*weights, *moments])
-    return snapshot
+    place = root / folder_name(state.step)
+    return Snapshot(place, files, [*weights, *moments], write_rest, writers or Writers())
 
 
 class Snapshot:
@@ -86,39 +78,33 @@ class Snapshot:
         self,
         place: Path,
         files: Mapping[str, Sequence[TensorFile]],
+        parts: Iterable[Part],
         write_rest: Callable[[Path], None],
         writers: Writers,
     ) -> None:
-        """`place` is the folder that appears when it is whole.
+        """Create the files. Gather and write what the processes cannot write part by part.
 
+        Every process must call this. `place` is the folder that appears when the snapshot is whole.
         `files` by the prefix of their names. `write_rest(folder)` writes those without tensors, in
-        the main process.
+        the main process. What the disk refuses here is raised by `write`.
         """
-        self._place, self._files, self._write_rest = place, files, write_rest
-        self._writers = writers
-        self._parts: deque[Part] = deque()
-        """What this process has yet to write."""
+        self._place, self._write_rest, self._writers = place, write_rest, writers
+        self._files = [file for planned in files.values() for file in planned]
+        self._file_of = {name: file for file in self._files for name in file.shapes}
         self._digests: dict[str, str] = {}
-        self._folder: Path | None = None  # where this process writes; None if it does not
+        self._folder = place  # until its temporary name is known
         self._fault: OSError | NumberFault | None = None
         self._stack = ExitStack()
         self._update_is_next, self._released = Event(), Event()
-
-    def begin(self, entries: Iterable[Entry]) -> None:
-        """Create the files. Gather and write what the processes cannot write part by part.
-
-        Every process must call this. `write` raises what the disk refuses here.
-        """
-        is_main = self._writers.is_main
-        parts, to_gather = divide(entries, is_main, self._writers.group is not None)
-        self._parts.extend(sorted(parts, key=lambda part: part.bytes))  # short waits for an update
-        if is_main:
-            self._try(self._create)
-        with self._open_files() as files:
-            for entry in to_gather:  # even if the disk is full: the others wait for each
-                part = entry.gathered()
-                if is_main and self._fault is None:
-                    self._try(partial(part.write, files))
+        own, gathered = divide(parts, writers.is_main, writers.group is not None)
+        self._parts = deque(sorted(own, key=lambda part: part.bytes))  # short waits for an update
+        """What this process has yet to write."""
+        if writers.is_main:
+            self._try(partial(self._create, files))
+        for part in gathered:  # even if the disk is full: the others wait for each
+            whole = part.whole()
+            if writers.is_main and self._fault is None:
+                self._try(partial(whole.write, self._folder, self._file_of))
 
     def write(self, room: Callable[[], int] | None = None, copy_first: bool = False) -> Path:
         """Complete it, perhaps in a thread; its folder. Raises OSError and SnapshotError.
@@ -131,15 +117,14 @@ class Snapshot:
             self._update_is_next.set()
         try:
             with self._stack:
-                name = self._writers.on_all(self._name_of_folder)[0]
-                if self._folder is None and self._writers.group is not None:
-                    self._folder = self._place.with_name(name)
+                if self._writers.group is None and not self._writers.is_main:
+                    return self._place
+                (name, *_) = self._writers.on_all(self._name_of_folder)
+                self._folder = self._place.with_name(name)
                 self._writers.on_all(lambda: self._write_parts(room))
-                if self._writers.group is not None:
-                    for digests in self._writers.on_all(self._hash):
-                        self._digests |= digests
+                for digests in self._writers.on_all(self._hash):
+                    self._digests |= digests
                 if self._writers.is_main:
-                    assert self._folder is not None
                     self._write_rest(self._folder)
         finally:
             self._parts.clear()
@@ -154,14 +139,11 @@ class Snapshot:
         self._update_is_next.set()
         self._released.wait()
 
-    def _create(self) -> None:
+    def _create(self, files: Mapping[str, Sequence[TensorFile]]) -> None:
         building = atomic_snapshot(self._place.parent, self._place.name, self._digests)
-        with ExitStack() as stack:
-            folder = stack.enter_context(building)
-            for prefix, files in self._files.items():
-                create_files(folder, prefix, files)
-            self._stack = stack.pop_all()
-        self._folder = folder
+        self._folder = self._stack.enter_context(building)
+        for prefix, planned in files.items():
+            create_files(self._folder, prefix, planned)
 
     def _try(self, work: Callable[[], None]) -> None:
         try:
@@ -172,21 +154,19 @@ class Snapshot:
     def _name_of_folder(self) -> str:
         if self._fault is not None:
             raise self._fault
-        return "" if self._folder is None else self._folder.name
+        return self._folder.name
 
     def _write_parts(self, room: Callable[[], int] | None) -> None:
-        with self._open_files() as files:
-            while self._parts:
-                if self._update_is_next.is_set() and not self._released.is_set():
-                    self._copy_parts(room)
-                self._parts.popleft().write(files)  # a copy is freed at once
-            self._released.set()
-            if self._writers.group is not None:
-                files.flush()  # before another process, perhaps on another machine, reads it
+        while self._parts:
+            if self._update_is_next.is_set() and not self._released.is_set():
+                self._copy_parts(room)
+            self._parts.popleft().write(self._folder, self._file_of)  # a copy is freed at once
+        self._released.set()
+        if self._writers.group is not None:  # another, perhaps on another machine, reads it
+            flush(self._folder / file.name for file in self._files)
 
     def _copy_parts(self, room: Callable[[], int] | None) -> None:
-        # Pinned memory is rounded up to a power of two.
-        needed = sum(part.bytes * (1 + part.is_on_device) for part in self._parts)
+        needed = sum(part.bytes_of_copy for part in self._parts)
         if room is None or needed > room():
             return
         try:
@@ -197,12 +177,6 @@ class Snapshot:
 
     def _hash(self) -> dict[str, str]:
         """The digests of this process's share of the files, when all have written."""
-        assert self._folder is not None
-        files = [file for planned in self._files.values() for file in planned]
-        files.sort(key=lambda file: (-file.size, file.name))
+        files = sorted(self._files, key=lambda file: (-file.size, file.name))
         mine = files[self._writers.rank :: self._writers.count]
         return {file.name: sha256_of(self._folder / file.name) for file in mine}
-
-    def _open_files(self) -> TensorFiles:
-        planned = [file for files in self._files.values() for file in files]
-        return TensorFiles(self._folder or self._place, planned)

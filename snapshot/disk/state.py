@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from model.frozen import KINDS
 from model.kernels import KERNEL, KERNELS
@@ -22,7 +22,7 @@ from snapshot.disk.folder import (
     read_json,
     step_of,
 )
-from snapshot.errors import SnapshotError, WrittenBefore
+from snapshot.errors import SnapshotError
 
 STATE = "state.json"
 FORMAT_VERSION = 2
@@ -36,66 +36,53 @@ SCALER = {
     **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), FACTOR),
     **dict.fromkeys(("growth_interval", "_growth_tracker"), range(2**31)),
 }
-CURSOR = ("epoch", "window", "row", "token", "blocks")
 SOURCE = {
     "source": str,
     "revision": (None, re.compile("[0-9a-f]{40}")),
-    **dict.fromkeys(CURSOR, range(2**40)),
+    **dict.fromkeys(("epoch", "window", "row", "token", "blocks"), range(2**40)),
 }
 TEXT = (None, str)
-SHAPES = {
-    **dict.fromkeys(("run_id", "attempt_id"), str),
-    **dict.fromkeys(("epoch", "skipped_steps"), STEPS),
-    "step": STEPS[1:],
-    "seed": range(2**32),
-    "best_loss": (None, between(-sys.float_info.max, sys.float_info.max)),
-    **dict.fromkeys(("config", "data"), dict),
-    "loss_scaler": (None, SCALER),
-    "attention": (None, KERNEL, "products", *KERNELS),  # products: once that of a CPU
-    "rows": (None, SEVERAL, ONE),
-    "frozen_dtype": (None, *KINDS),
-    **dict.fromkeys(("origin", "computed_on", "base", "base_digest"), TEXT),
-    "base_config": (None, dict),
-    "stream": (None, [SOURCE]),
-}
-"""Of the fields of `state.json`, for `matches`."""
 
 
 @dataclass
 class RunState:
-    """`state.json`. All randomness follows from seed and step, so it holds no generator state."""
+    """`state.json`. All randomness follows from seed and step, so it holds no generator state.
+
+    Behind each type that is not plain is what the value in a file `matches`.
+    """
 
     run_id: str
     attempt_id: str
-    step: int
-    epoch: int
-    seed: int
-    best_loss: float | None
+    step: Annotated[int, STEPS[1:]]
+    epoch: Annotated[int, STEPS]
+    seed: Annotated[int, range(2**32)]
+    best_loss: Annotated[float | None, (None, between(-sys.float_info.max, sys.float_info.max))]
     """The lowest held-out loss before this snapshot, nats per token."""
-    config: dict[str, Any]
-    data: dict[str, Any]
+    config: Annotated[dict[str, Any], dict]
+    data: Annotated[dict[str, Any], dict]
     """name, fingerprint, characters, vocabulary, unit, held_out_tokens, held_out_bytes."""
-    origin: str | None = None
+    origin: Annotated[str | None, TEXT] = None
     """Manifest sha256 of the snapshot of another run that this run started from."""
-    loss_scaler: dict[str, float] | None = None
+    loss_scaler: Annotated[dict[str, float] | None, (None, SCALER)] = None
     """State of fp16's GradScaler; None in other precisions."""
-    skipped_steps: int = 0
+    skipped_steps: Annotated[int, STEPS] = 0
     """Steps so far whose update the loss scaler skipped because a gradient overflowed."""
-    computed_on: str | None = None
+    computed_on: Annotated[str | None, TEXT] = None
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
-    attention: str | None = None
-    """The kernel on CUDA, as `run.attention` names it; None where that was never chosen."""
-    rows: str | None = None
+    attention: Annotated[str | None, (None, KERNEL, "products", *KERNELS)] = None
+    """The kernel on CUDA, as `run.attention` names it; None where that was never chosen. That of a
+    CPU was once named, as products."""
+    rows: Annotated[str | None, (None, SEVERAL, ONE)] = None
     """What a row of documents holds: SEVERAL or ONE; None before the first step."""
-    frozen_dtype: str | None = None
+    frozen_dtype: Annotated[str | None, (None, *KINDS)] = None
     """How frozen weights are kept; None where all are trained."""
-    base: str | None = None
+    base: Annotated[str | None, TEXT] = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
-    base_config: dict[str, Any] | None = None
+    base_config: Annotated[dict[str, Any] | None, (None, dict)] = None
     """Its config.json, of a run that trains adapters; other snapshots have a config.json."""
-    base_digest: str | None = None
+    base_digest: Annotated[str | None, TEXT] = None
     """`snapshot.base.digest_of` its weights, of a run that trains adapters."""
-    stream: list[dict[str, Any]] | None = None
+    stream: Annotated[list[dict[str, Any]] | None, (None, [SOURCE])] = None
     """Of each source of a streamed text: source, revision, epoch, window, row, token, blocks."""
 
     def update_best_loss(self, loss: float) -> None:
@@ -120,7 +107,7 @@ def state_in(content: Any, folder: str) -> RunState:
     """The content of `state.json`. Raises SnapshotError, which names `folder`, if it is invalid."""
     found = content.get("format_version") if isinstance(content, dict) else None
     if type(found) is int and found == 1:
-        raise WrittenBefore(
+        raise SnapshotError(
             f"{folder} was written by 0.1.0: train on from its weights with "
             f"model.pretrained={folder}"
         )
@@ -128,10 +115,11 @@ def state_in(content: Any, folder: str) -> RunState:
         raise SnapshotError(
             f"{folder} has format version {found}; this program reads version {FORMAT_VERSION}"
         )
-    for name, shape in SHAPES.items():
-        if not matches(content.get(name), shape):
+    hints = get_type_hints(RunState, include_extras=True)
+    for name, hint in hints.items():
+        if not matches(content.get(name), getattr(hint, "__metadata__", [hint])[0]):
             raise SnapshotError(f"{folder}/{STATE} has no valid {name}")
-    state = RunState(**{name: content[name] for name in SHAPES})
+    state = RunState(**{name: content.get(name) for name in hints})
     if state.skipped_steps > state.step:
         raise SnapshotError(f"{folder}/{STATE} has no valid skipped_steps")
     return state
@@ -142,25 +130,14 @@ def token_unit(data: Mapping[str, Any]) -> str:
     return "token" if data.get("unit") == "token" else "character"
 
 
-def bits_per_byte(data: Mapping[str, Any], loss: float) -> float | None:
-    """A held-out loss in nats per token, as bits per byte of the raw text; None if unknown."""
-    tokens, size = data.get("held_out_tokens"), data.get("held_out_bytes")
-    if not all(type(number) is int and 0 < number < 2**63 for number in (tokens, size)):
-        return None  # not an honest one
-    assert tokens is not None
-    assert size is not None
-    return loss / math.log(2) * tokens / size
-
-
 def loss_in_words(data: Mapping[str, Any], loss: float) -> str:
-    """A loss in nats per token; for characters in bits per character, too; and in bits per byte."""
-    unit, per_byte = token_unit(data), bits_per_byte(data, loss)
-    parts = [f"{loss:.4f} nats per {unit}"]
-    if unit == "character":
-        parts.append(f"{loss / math.log(2):.4f} bits")
-    if per_byte is not None:
-        parts.append(f"{per_byte:.4f} bits per byte")
-    return ", ".join(parts)
+    """A loss in nats per token, and in bits per byte of the raw text where that is known."""
+    words = f"{loss:.4f} nats per {token_unit(data)}"
+    tokens: Any = data.get("held_out_tokens")
+    size: Any = data.get("held_out_bytes")
+    if matches([tokens, size], [range(1, 2**63)]):
+        words += f", {loss / math.log(2) * tokens / size:.4f} bits per byte"
+    return words
 
 
 def lost_facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,10 +7,11 @@ file at once. The bytes are those of safetensors' `save_file`. All tensors are f
 from __future__ import annotations
 
 import json
-import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -34,33 +35,58 @@ class TensorFile:
     """A safetensors file that holds everything but the numbers of its tensors."""
 
     name: str
-    header: bytes
-    begins: dict[str, int]
-    """The first byte of each tensor, by name."""
     shapes: dict[str, Shape]
+    """By the names of its tensors."""
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each tensor begins behind the header, sorted by name as in save_file."""
+        names = sorted(self.shapes)
+        ends = accumulate((bytes_of(self.shapes[name]) for name in names), initial=0)
+        return dict(zip(names, ends, strict=False))
+
+    @cached_property
+    def header(self) -> bytes:
+        """What precedes the tensors."""
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        for name, begin in self.offsets.items():
+            shape = self.shapes[name]
+            place = [begin, begin + bytes_of(shape)]
+            entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": place}
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % ALIGNMENT)
+        return struct.pack("<Q", len(text)) + text
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
         return len(self.header) + sum(map(bytes_of, self.shapes.values()))
 
-    @classmethod
-    def of(cls, name: str, shapes: dict[str, Shape]) -> TensorFile:
-        """The file with tensors of these shapes."""
-        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for tensor in sorted(shapes):  # as save_file does
-            begin, end = end, end + bytes_of(shapes[tensor])
-            entries[tensor] = {
-                "dtype": "F32",
-                "shape": shapes[tensor],
-                "data_offsets": [begin, end],
-            }
-        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % ALIGNMENT)
-        header = struct.pack("<Q", len(text)) + text
-        begins = {one: len(header) + entries[one]["data_offsets"][0] for one in shapes}
-        return cls(name, header, begins, shapes)
+    def write(self, folder: Path, name: str, numbers: Tensor, slices: Slices | None = None) -> None:
+        """Write all of a tensor, or the `slices` of it. Raises OSError and NumberFault.
+
+        The file has been made with `create_files`; several processes may write to it at once.
+        `numbers` are on the CPU, of any strides. Frozen ones may have 16 bits, and become float32.
+        They must be finite: one weight that is NaN makes every loss NaN.
+        """
+        if not numbers.numel():  # with many processes, some have no part of a small tensor
+            return
+        shape = self.shapes[name]
+        if not shape:
+            numbers, shape = numbers[None], (1,)
+        slices = tuple(slice(0, size) for size in shape) if slices is None else slices
+        rows = max(1, BLOCK_BYTES // bytes_of(numbers.shape[1:]))
+        begin = len(self.header) + self.offsets[name]
+        with open(folder / self.name, "r+b") as opened:
+            for row in range(0, len(numbers), rows):
+                block = numbers[row : row + rows].float().contiguous().numpy()
+                _refuse_infinite(name, block)
+                first = slices[0].start + row
+                places = _places(shape, (slice(first, first + len(block)), *slices[1:]))
+                runs = block.reshape(len(places), -1)
+                for place, run in zip(places.tolist(), runs, strict=True):
+                    opened.seek(begin + place)
+                    opened.write(run.data)
 
 
 def bytes_of(shape: Shape) -> int:
@@ -83,9 +109,9 @@ def plan_files(shapes: Mapping[str, Shape], prefix: str, most_bytes: int) -> lis
         groups[-1][name] = shape
         filled += size
     if len(groups) == 1:
-        return [TensorFile.of(f"{prefix}.safetensors", groups[0])]
+        return [TensorFile(f"{prefix}.safetensors", groups[0])]
     return [
-        TensorFile.of(f"{prefix}-{i:05d}-of-{len(groups):05d}.safetensors", group)
+        TensorFile(f"{prefix}-{i:05d}-of-{len(groups):05d}.safetensors", group)
         for i, group in enumerate(groups, start=1)
     ]
 
@@ -104,58 +130,6 @@ def create_files(folder: Path, prefix: str, files: Sequence[TensorFile]) -> None
         total = sum(file.size - len(file.header) for file in files)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(folder / f"{prefix}.safetensors.index.json", index)
-
-
-class TensorFiles:
-    """The files of `create_files`, into which several processes may write tensors at once."""
-
-    def __init__(self, folder: Path, files: Iterable[TensorFile]) -> None:
-        self._folder = folder
-        self._file_of = {name: file for file in files for name in file.shapes}
-        self._descriptors: dict[str, int] = {}
-
-    def write(self, name: str, numbers: Tensor, slices: Slices | None = None) -> None:
-        """Write all of a tensor, or the `slices` of it. Raises OSError and NumberFault.
-
-        `numbers` are on the CPU, of any strides. Frozen ones may have 16 bits, and become float32.
-        They must be finite: one weight that is NaN makes every loss NaN.
-        """
-        if not numbers.numel():  # with many processes, some have no part of a small tensor
-            return
-        file = self._file_of[name]
-        shape = file.shapes[name]
-        if not shape:
-            numbers, shape = numbers[None], (1,)
-        slices = tuple(slice(0, size) for size in shape) if slices is None else slices
-        rows = max(1, BLOCK_BYTES // bytes_of(numbers.shape[1:]))
-        for row in range(0, len(numbers), rows):
-            block = numbers[row : row + rows].float().contiguous().numpy()
-            _refuse_infinite(name, block)
-            first = slices[0].start + row
-            places = _places(shape, (slice(first, first + len(block)), *slices[1:]))
-            self._write_at(file, file.begins[name] + places, block.reshape(len(places), -1))
-
-    def flush(self) -> None:
-        """Write what this process has written to the disk. Raises OSError."""
-        for descriptor in self._descriptors.values():
-            os.fsync(descriptor)
-
-    def __enter__(self) -> TensorFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-
-    def _write_at(self, file: TensorFile, places: np.ndarray, runs: np.ndarray) -> None:
-        """Write each of the runs to its place in the file."""
-        if file.name not in self._descriptors:
-            self._descriptors[file.name] = os.open(self._folder / file.name, os.O_WRONLY)
-        descriptor, run_bytes = self._descriptors[file.name], runs[0].nbytes
-        for place, run in zip(places.tolist(), runs, strict=True):
-            written = os.pwrite(descriptor, run.data, place)
-            while written < run_bytes:  # more than 2 GB, or a full disk: the next call says so
-                written += os.pwrite(descriptor, run.data.cast("B")[written:], place + written)
 
 
 def _refuse_infinite(name: str, numbers: np.ndarray) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from model.layout import Part as OfRows
 from model.sharded import gather_full, is_sharded, local_part, slices_of, writes_shard
 from optim.optimizers import OPTIMIZERS, STEP
 from snapshot.disk.model import ADAPTERS
-from snapshot.disk.tensor_files import Slices, TensorFiles
+from snapshot.disk.tensor_files import Slices, TensorFile
 from snapshot.errors import SnapshotError, Unresumable
 
 LARGEST_COUNT = 2**24
@@ -31,11 +33,15 @@ SAME_PARAMETERS = (
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A tensor of the files, or several that are converted from the same parameters."""
+class Part:
+    """A tensor of the files, or several that are converted as one, or one process's part of it.
+
+    Until `whole` or `of_this_process` is called, its tensors are those of training, which other
+    processes may hold in part.
+    """
 
     tensors: dict[str, Tensor]
-    """Parameters, or what the optimizer keeps of one, by name; perhaps sharded."""
+    """Parameters, or what the optimizer keeps of one, by name."""
     shapes: dict[str, Shape]
     """The full shapes of what is written, by name in the file."""
     convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
@@ -44,35 +50,13 @@ class Entry:
     """Whether the file holds the one tensor transposed."""
     of_rows: OfRows = ALL
     """Which rows of what the file holds the one tensor is."""
+    slices: Slices | None = None
+    """Where the one tensor lies in what the file holds, before that is transposed."""
 
     @property
     def is_sharded(self) -> bool:
         """Whether other processes hold the rest of some tensor."""
         return any(map(is_sharded, self.tensors.values()))
-
-    def gathered(self) -> Part:
-        """All of it. Every process must call this, in the same order."""
-        return Part(self, {name: gather_full(one) for name, one in self.tensors.items()})
-
-    def parts(self) -> list[Part]:
-        """What this process writes of it, if each writes what it holds."""
-        if not self.is_sharded:
-            return [Part(self, self.tensors)]
-        ((name, tensor),) = self.tensors.items()
-        if not writes_shard(tensor):
-            return []
-        return [Part(self, {name: local_part(tensor)}, slices_of(tensor))]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one process writes of an entry: all of it, or slices of its one tensor."""
-
-    entry: Entry
-    tensors: dict[str, Tensor]
-    """Plain tensors of this process: the live ones of training, or copies."""
-    slices: Slices | None = None
-    """Of the full tensor, as training has it; None for all of it."""
 
     @property
     def bytes(self) -> int:
@@ -80,9 +64,28 @@ class Part:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
-    def is_on_device(self) -> bool:
-        """Whether a copy is in pinned memory."""
-        return any(tensor.is_cuda for tensor in self.tensors.values())
+    def bytes_of_copy(self) -> int:
+        """Bytes that `copied` takes; pinned memory is rounded up to a power of two."""
+        return sum(tensor.nbytes * (1 + tensor.is_cuda) for tensor in self.tensors.values())
+
+    def whole(self) -> Part:
+        """All of it, gathered. Every process must call this, in the same order."""
+        return self._placed({name: gather_full(one) for name, one in self.tensors.items()})
+
+    def of_this_process(self) -> Part | None:
+        """What this process writes of it, if each writes what it holds."""
+        if not self.is_sharded:
+            return self._placed(self.tensors)
+        ((name, tensor),) = self.tensors.items()
+        if not writes_shard(tensor):
+            return None
+        return self._placed({name: local_part(tensor)}, slices_of(tensor))
+
+    def _placed(self, tensors: dict[str, Tensor], slices: Slices | None = None) -> Part:
+        if self.of_rows.count > 1:
+            (tensor,) = self.tensors.values()
+            slices = self.of_rows.within(slices or slices_of(*tensors.values()), tensor.shape[0])
+        return replace(self, tensors=tensors, slices=slices)
 
     def copied(self) -> Part:
         """A copy in the memory of the CPU, pinned for a GPU's tensors.
@@ -99,24 +102,21 @@ class Part:
             copies[name] = memory.copy_(one)
         return replace(self, tensors=copies)
 
-    def write(self, files: TensorFiles) -> None:
-        """Write it to its files. Raises OSError and NumberFault.
+    def write(self, folder: Path, file_of: Mapping[str, TensorFile]) -> None:
+        """Write it to its files, which `folder` has. Raises OSError and NumberFault.
 
         It is converted in the CPU's memory, because a step in progress may fill the device's.
         """
         tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
-        if self.entry.convert is not None:
+        if self.convert is not None:
             whole = {name: tensor.float() for name, tensor in tensors.items()}
-            for name, converted in self.entry.convert(whole).items():
-                files.write(name, converted)
+            for name, converted in self.convert(whole).items():
+                file_of[name].write(folder, name, converted)
             return
-        (tensor,), (name,), slices = tensors.values(), self.entry.shapes, self.slices
-        if self.entry.of_rows.count > 1:
-            rows = next(iter(self.entry.tensors.values())).shape[0]
-            slices = self.entry.of_rows.within(slices or slices_of(tensor), rows)
-        if self.entry.transposed:
+        (tensor,), (name,), slices = tensors.values(), self.shapes, self.slices
+        if self.transposed:
             tensor, slices = tensor.t(), None if slices is None else slices[::-1]
-        files.write(name, tensor, slices)
+        file_of[name].write(folder, name, tensor, slices)
 
 
 def written_as(layout: Layout, prefix: str) -> list[Written]:
@@ -127,15 +127,15 @@ def written_as(layout: Layout, prefix: str) -> list[Written]:
     return layout.written()
 
 
-def entries_of_weights(layout: Layout, prefix: str) -> list[Entry]:
+def parts_of_weights(layout: Layout, prefix: str) -> list[Part]:
     """The weights in the files of this prefix, in the order of the files."""
     parameters = {**layout.parameters(), **layout.adapters()}
-    entries = []
+    parts = []
     for group in written_as(layout, prefix):
         tensors = {name: parameters[name].detach() for name in group.parameters}
         transposed = prefix != ADAPTERS and layout.is_transposed(next(iter(group.shapes)))
-        entries.append(Entry(tensors, group.shapes, group.convert, transposed, group.part))
-    return entries
+        parts.append(Part(tensors, group.shapes, group.convert, transposed, group.part))
+    return parts
 
 
 def kept_in(layout: Layout, optimizer: Any) -> dict[str, dict[str, Shape]]:
@@ -150,29 +150,21 @@ def kept_in(layout: Layout, optimizer: Any) -> dict[str, dict[str, Shape]]:
     return {name: kind.kept_of(one, joined[one]) for name, one in layout.trained().items()}
 
 
-def moment_counts(layout: Layout, optimizer: str) -> dict[str, int]:
-    """How many numbers the optimizer keeps of each number of what is trained."""
-    kept, trained = kept_in(layout, optimizer), layout.trained()
-    shapes = {name: tuple(one.shape) for name, one in trained.items()}
-    return {name: [*of.values()].count(shapes[name]) for name, of in kept.items()}
-
-
 def snapshot_bytes(layout: Layout, optimizer: str) -> int:
     """Bytes of a snapshot's tensors: all weights, or the adapters alone, and moments."""
-    trained, moments = layout.trained(), moment_counts(layout, optimizer)
     weights = layout.adapters() or layout.parameters()
-    numbers = sum(one.numel() for one in weights.values())
-    numbers += sum(moments[name] * one.numel() for name, one in trained.items())
-    return FLOAT_BYTES * numbers
+    moments = [shape for of in kept_in(layout, optimizer).values() for shape in of.values()]
+    shapes = [*(one.shape for one in weights.values()), *filter(None, moments)]
+    return FLOAT_BYTES * sum(map(prod, shapes))
 
 
-def entries_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Entry]:
+def parts_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Part]:
     """What the optimizer of this optim.name keeps of all that is trained, in the file's order.
 
     Raises SnapshotError before the first update, which fp16's loss scaler may have skipped, and
     Unresumable where the optimizer has other parameters, or keeps something else, than at first.
     """
-    entries, kept, trained = [], kept_in(layout, optimizer_name), layout.trained()
+    parts, kept, trained = [], kept_in(layout, optimizer_name), layout.trained()
     kind, joined = OPTIMIZERS[optimizer_name], layout.parts()
     _refuse_other_parameters(layout, optimizer)
     for name, parameter in trained.items():
@@ -184,24 +176,17 @@ def entries_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any
         for key, value in sorted(state.items()):
             (file, part), shape = layout.place(name), kept[name][key]
             if not shape:
-                entries.append(Entry({key: value}, {f"{file}.{key}": ()}))
+                parts.append(Part({key: value}, {f"{file}.{key}": ()}))
                 continue
             transposed = layout.is_transposed(file) and len(shape) == 2
             in_file = {f"{file}.{key}": part.shape_within(shape)[:: -1 if transposed else 1]}
-            entries.append(Entry({key: value.detach()}, in_file, None, transposed, part))
-    return entries
+            parts.append(Part({key: value.detach()}, in_file, None, transposed, part))
+    return parts
 
 
 def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
     """Raise Unresumable unless what is trained is what the optimizer was made for."""
-    trained = layout.trained()
     updated = {one for group in optimizer.param_groups for one in group["params"]}
-    for name, parameter in trained.items():
-        if parameter not in updated:
-            raise Unresumable(
-                f"{name} has requires_grad=True, but was frozen when the optimizer was made, which "
-                f"does not update it: {SAME_PARAMETERS}"
-            )
     of_model = {**layout.parameters(), **layout.adapters()}
     if updated - {*of_model.values()}:
         raise Unresumable(
@@ -210,9 +195,10 @@ def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
             "make_optimizer"
         )
     for name, parameter in of_model.items():
-        if parameter in updated and name not in trained:
+        if parameter.requires_grad != (parameter in updated):
             raise Unresumable(
-                f"{name} was trained at first and has requires_grad=False now: {SAME_PARAMETERS}"
+                f"{name} has requires_grad={parameter.requires_grad}, unlike when the optimizer "
+                f"was made: {SAME_PARAMETERS}"
             )
 
 
@@ -245,26 +231,23 @@ def refuse_other_counts(layout: Layout, optimizer: Optimizer, step: int, skipped
         )
 
 
-def shapes_of(entries: Iterable[Entry]) -> dict[str, Shape]:
+def shapes_of(parts: Iterable[Part]) -> dict[str, Shape]:
     """The shapes by name of everything that is written."""
-    return {name: shape for entry in entries for name, shape in entry.shapes.items()}
+    return {name: shape for part in parts for name, shape in part.shapes.items()}
 
 
 def divide(
-    entries: Iterable[Entry], is_main: bool, each_writes: bool
-) -> tuple[list[Part], list[Entry]]:
+    parts: Iterable[Part], is_main: bool, each_writes: bool
+) -> tuple[list[Part], list[Part]]:
     """What this process writes by itself, and what the main process gathers and writes.
 
     If `each_writes`, every process writes what it holds of sharded tensors. The main process writes
     what is not sharded, and gathers what is converted from several tensors.
     """
-    own: list[Part] = []
-    gathered = []
-    for entry in entries:
-        if not entry.is_sharded:
-            own += entry.parts() if is_main else []
-        elif each_writes and entry.convert is None:
-            own += entry.parts()
-        else:
-            gathered.append(entry)
+    own, gathered = [], []
+    for part in parts:
+        if part.is_sharded and not (each_writes and part.convert is None):
+            gathered.append(part)
+        elif (part.is_sharded or is_main) and (mine := part.of_this_process()) is not None:
+            own.append(mine)
     return own, gathered

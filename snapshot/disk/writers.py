@@ -18,16 +18,17 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
+from torch import Tensor
 
 from snapshot.disk.folder import TEMPORARY_PREFIX
 from snapshot.errors import NumberFault, SnapshotError
 
 INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
 """File systems that may write back the bytes around those of a process: how their names begin."""
-HEAD, ROOM = 8, 1 << 12
-"""Bytes of a text's length, and of a text that one collective exchanges; a longer one takes two."""
 PROBE = f"{TEMPORARY_PREFIX}shared-"
 """How the folder begins in which all who write a snapshot must meet."""
+KINDS = {kind.__name__: kind for kind in (NumberFault, SnapshotError, OSError)}
+"""Errors of one process that all raise; the first kind that fits. Any other becomes OSError."""
 Result = TypeVar("Result")
 
 
@@ -47,68 +48,47 @@ class Writers:
         return 1 if self.group is None else self.group.size()
 
     def on_all(self, work: Callable[[], Result]) -> list[Result]:
-        """Run `work()` on each process that writes; all results by rank, or the first error.
+        """Run `work()` on each process that writes; all results by rank.
 
         Results are what JSON can hold. Each must call this in the same thread, in the same order.
-        An error is raised on all of them. Raises OSError if a process is gone or silent.
+        An error of one is raised on all. Raises OSError if a process is gone or silent.
         """
         if self.group is None:
             return [work()]
-        result, error = None, None
+        result, error, failure = None, None, None
         try:
             result = work()
-        except Exception as failed:
-            error = failed
-        told = [result, None if error is None else _in_words(error, self.rank)]
-        rows = [json.loads(row) for row in self._gather(json.dumps(told))]
-        if error is not None and not isinstance(error, OSError | SnapshotError):
+        except Exception as raised:
+            error, text = raised, str(raised)
+            kind = next((name for name in KINDS if isinstance(error, KINDS[name])), None)
+            failure = [kind or OSError.__name__, text if kind else f"{error!r} in rank {self.rank}"]
+        rows = self._gather([result, failure])
+        if error is not None:
             raise error
-        rank = next((rank for rank, (_, failure) in enumerate(rows) if failure), None)
-        if rank is not None:
-            raise error if error is not None and rank == self.rank else _error_in(rows[rank][1])
+        for _, failure in rows:
+            if failure is not None:
+                raise KINDS[failure[0]](failure[1])
         return [result for result, _ in rows]
 
-    def _gather(self, text: str) -> list[str]:
-        """The texts of all, by rank. As bytes in tensors: torch would pickle objects."""
-        content = text.encode()
+    def _gather(self, value: Any) -> list[Any]:
+        """The values of all, by rank. They travel as JSON: torch would pickle objects."""
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         try:
-            heads = self._exchange(len(content).to_bytes(HEAD, "big") + content[:ROOM], HEAD + ROOM)
-            sizes = [int.from_bytes(head[:HEAD], "big") for head in heads]
-            rows = [head[HEAD:] for head in heads]
-            if max(sizes) > ROOM:
-                rows = self._exchange(content, max(sizes))
+            sizes = [int(size) for size in self._exchange(torch.tensor(len(own)))]
+            rows = self._exchange(torch.nn.functional.pad(own, (0, max(sizes) - len(own))))
         except RuntimeError as error:  # gloo's, of a broken connection or the timeout
             raise OSError("another process that writes a part of it is gone or silent") from error
-        return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+        return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
-    def _exchange(self, content: bytes, size: int) -> list[bytes]:
-        from torch.distributed import all_gather
-
-        own = torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
+    def _exchange(self, own: Tensor) -> list[Tensor]:
         rows = [torch.empty_like(own) for _ in range(self.count)]
-        all_gather(rows, own, group=self.group)
-        return [bytes(row.numpy()) for row in rows]
+        torch.distributed.all_gather(rows, own, group=self.group)
+        return rows
 
     def end(self) -> None:
         """End the group: it must not outlive the one of training, or the process may abort."""
         if self.group is not None:
-            from torch.distributed import destroy_process_group
-
-            destroy_process_group(self.group)
-
-
-def _in_words(error: Exception, rank: int) -> tuple[str, str]:
-    """The kind and the message of an error, for the other processes."""
-    if isinstance(error, SnapshotError):
-        return type(error).__name__, str(error)
-    is_known = isinstance(error, OSError)
-    return OSError.__name__, str(error) if is_known else f"{error!r} in rank {rank}"
-
-
-def _error_in(words: tuple[str, str]) -> Exception:
-    kind, message = words
-    kinds = {of.__name__: of for of in (NumberFault, SnapshotError)}
-    return kinds.get(kind, OSError)(message)
+            torch.distributed.destroy_process_group(self.group)
 
 
 def find_writers(
@@ -124,27 +104,30 @@ def find_writers(
     Each process writes what it holds if all of those that hold something can write to one folder,
     and neighbouring bytes of one file. Otherwise the main process writes alone, and the group ends.
     """
-    name = f"{PROBE}{os.getpid()}-{time.time_ns()}"
-    if is_main:  # before the group: gloo connects all processes while it is made
-        with suppress(OSError):
-            (root / name).mkdir(parents=True)
     writers = Writers(is_main, rank, make_group())
 
-    def try_to_write() -> tuple[bool, list[str], str, bool, int]:
-        probes = []
-        for probe in root.glob(f"{PROBE}*"):
+    def make_probe() -> str:
+        name = f"{PROBE}{os.getpid()}-{time.time_ns()}"
+        if is_main:
             with suppress(OSError):
-                (probe / str(rank)).touch()
-                probes.append(probe.name)
-        return is_main or has_parts, probes, name if is_main else "", is_coherent(root), machine
+                (root / name).mkdir(parents=True)
+        return name
 
-    told = writers.on_all(try_to_write)
-    shared = next(row[2] for row in told if row[2])
-    rows = [row for row in told if row[0]]
-    several = len({row[4] for row in rows}) > 1
-    can_share = all(shared in row[1] and (row[3] or not several) for row in rows)
+    shared = root / writers.on_all(make_probe)[0]
+
+    def try_to_write() -> tuple[bool, bool, int] | None:
+        if not (is_main or has_parts):
+            return None
+        with suppress(OSError):
+            (shared / str(rank)).touch()
+            return True, is_coherent(root), machine
+        return False, False, machine
+
+    rows = [row for row in writers.on_all(try_to_write) if row is not None]
+    several = len({machine for *_, machine in rows}) > 1
+    can_share = all(reaches and (coherent or not several) for reaches, coherent, _ in rows)
     if is_main:
-        shutil.rmtree(root / name, ignore_errors=True)
+        shutil.rmtree(shared, ignore_errors=True)
     if can_share:
         return writers
     writers.end()

@@ -18,6 +18,7 @@ import runs
 import sample
 from data.subwords import tokenizer_of
 from snapshot.disk.folder import read_json
+from snapshot.named_model import find_model, write_model
 
 QUICK = ("gpt2",)
 SAMPLED = ("temperature", "top_k", "top_p", "do_sample", "repetition_penalty")
@@ -111,6 +112,10 @@ def test_another_output_layer_in_the_file_is_not_tied(tmp_path, name):
     """transformers compares the values; config.json ties them all the same."""
     folder = real_models.give_output(real_models.make(name, tmp_path / "base"))
     families.assert_computed_by_transformers(folder)
+    (copy := tmp_path / "copy").mkdir()
+    write_model(find_model(str(folder)), copy)
+    assert read_json(copy / "config.json")["tie_word_embeddings"] is False
+    families.assert_computed_by_transformers(copy)
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])

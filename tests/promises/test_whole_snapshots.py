@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,66 +29,38 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def lie(folder: Path, **changes) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
+def lie(manifest_path: Path, **changes) -> None:
+    manifest = json.loads(manifest_path.read_text())
     manifest["files"][0].update(changes)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    manifest_path.write_text(json.dumps(manifest))
 
 
+def replace_by_a_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.parent.parent / path.name))
+
+
+MODEL, MANIFEST = "model.safetensors", "manifest.json"
 DAMAGES = {
-    "a flipped byte in the weights": (
-        lambda folder: flip_a_byte(folder / "model.safetensors"),
-        "model.safetensors has changed",
-    ),
-    "a flipped byte in the optimizer": (
-        lambda folder: flip_a_byte(folder / "optimizer.safetensors"),
-        "optimizer.safetensors has changed",
-    ),
-    "a truncated file": (
-        lambda folder: os.truncate(folder / "model.safetensors", 1000),
-        "model.safetensors has 1,000 bytes instead of",
-    ),
-    "a missing file": (
-        lambda folder: (folder / "tokenizer.json").unlink(),
-        "tokenizer.json is missing",
-    ),
-    "a missing manifest": (
-        lambda folder: (folder / "manifest.json").unlink(),
-        "it has no manifest.json",
-    ),
-    "a manifest with a wrong size": (lambda folder: lie(folder, size=3), "instead of 3"),
-    "a manifest with a wrong hash": (
-        lambda folder: lie(folder, sha256="0" * 64),
-        "the content of config.json has changed",
-    ),
-    "a manifest that leads outside": (
-        lambda folder: lie(folder, path="../state.json"),
-        "is not a manifest of this format",
-    ),
-    "a manifest that is no JSON": (
-        lambda folder: (folder / "manifest.json").write_text("{"),
-        "cannot be read",
-    ),
-    "a file that the manifest does not list": (
-        lambda folder: (folder / "extra.json").write_text("{}"),
-        "extra.json is not in its manifest",
-    ),
-    "a link instead of a file": (
-        lambda folder: (
-            (folder / "config.json").rename(folder.parent / "elsewhere.json"),
-            (folder / "config.json").symlink_to(folder.parent / "elsewhere.json"),
-        ),
-        "config.json is not a plain file",
-    ),
+    "a flipped byte": (flip_a_byte, MODEL, "model.safetensors has changed"),
+    "a flipped moment": (flip_a_byte, "optimizer.safetensors", "optimizer.safetensors has changed"),
+    "a truncated file": (lambda path: os.truncate(path, 1000), MODEL, "has 1,000 bytes instead of"),
+    "a missing file": (Path.unlink, "tokenizer.json", "tokenizer.json is missing"),
+    "a missing manifest": (Path.unlink, MANIFEST, "it has no manifest.json"),
+    "a wrong size": (partial(lie, size=3), MANIFEST, "instead of 3"),
+    "a wrong hash": (partial(lie, sha256="0" * 64), MANIFEST, "content of config.json has changed"),
+    "a way out": (partial(lie, path="../state.json"), MANIFEST, "is not a manifest of this format"),
+    "no JSON": (lambda path: path.write_text("{"), MANIFEST, "cannot be read"),
+    "one file more": (Path.touch, "extra.json", "extra.json is not in its manifest"),
+    "a link": (replace_by_a_link, "config.json", "config.json is not a plain file"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_and_named(copied_run, name):
-    damage, sentence = DAMAGES[name]
+    damage, file, sentence = DAMAGES[name]
     folder = runs.snapshot(copied_run, 30)
     verify(folder)
-    damage(folder)
+    damage(folder / file)
     with pytest.raises(SnapshotError, match=sentence.replace(".", r"\.")):
         verify(folder)
     newest, faults = newest_verified(copied_run / "snapshots")

@@ -66,7 +66,7 @@ def main(config, session) -> int:
         whole.clear()
         return snapshot
 
-    def write_late(part, files) -> None:
+    def write_late(part, *where) -> None:
         if pending and threading.current_thread() is not threading.main_thread():
             snapshot = pending[0]
             assert snapshot._update_is_next.wait(LONGEST_SECONDS), "no update comes"
@@ -74,7 +74,7 @@ def main(config, session) -> int:
                 lags_left.clear()
                 for _ in range(LAG):
                     assert lagged.acquire(timeout=LONGEST_SECONDS), "no more updates come"
-        write_part(part, files)
+        write_part(part, *where)
 
     def forward_and_tell(model, *rest, **named):
         if model.training and not whole.is_set():

@@ -140,8 +140,7 @@ FAULTS = [
     Fault(
         "optimizer state not restored",
         "snapshot/disk/load.py",
-        "    restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "
-        '"optim.name"))',
+        "    restore_moments(folder, model.layout(), optimizer, name)",
         "    pass",
         ("killed in a snapshot", "time limit", "resumed", *SAME),
     ),
@@ -155,8 +154,8 @@ FAULTS = [
     Fault(
         "weights saved in half",
         "snapshot/disk/tensors.py",
-        "            entries.append(Entry({key: value.detach()}, in_file, None, transposed, part))",
-        "            entries.append(Entry({key: value.half()}, in_file, None, transposed, part))",
+        "            parts.append(Part({key: value.detach()}, in_file, None, transposed, part))",
+        "            parts.append(Part({key: value.half()}, in_file, None, transposed, part))",
         SAME,
     ),
     Fault(

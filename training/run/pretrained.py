@@ -17,6 +17,7 @@ from data.corpus import Corpus
 from data.loader import CANNOT_MASK
 from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
+from data.tokenizer_files import generation_settings
 from model.causal_lm import active_dropout
 from model.families import build_empty
 from model.family import LanguageModel
@@ -24,7 +25,6 @@ from model.frozen import AUTO, FLOAT32, NF4, FrozenError, keep_frozen, refuse_wi
 from model.gpt import GPT2
 from model.lora import Lora, LoraError, add_adapters
 from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
-from snapshot.disk.checking import generation_of
 from snapshot.disk.load import TensorReader, restore, restore_weights
 from snapshot.disk.model import (
     WHOLE,
@@ -296,4 +296,4 @@ def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, 
     stops: frozenset[int] = frozenset()
     if corpus.marks:
         stops = ChatTemplate(corpus.tokenizer, corpus.info.name).stops()
-    return generation_of(None if pretrained is None else pretrained.base.folder, stops)
+    return generation_settings(None if pretrained is None else pretrained.base.folder, stops)

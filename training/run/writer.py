@@ -24,7 +24,7 @@ from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
 from snapshot.disk.save import Snapshot, begin_snapshot
 from snapshot.disk.state import RunState, token_unit
-from snapshot.disk.tensors import entries_of_moments, refuse_other_counts
+from snapshot.disk.tensors import parts_of_moments, refuse_other_counts
 from snapshot.disk.writers import Writers, find_writers
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
@@ -149,7 +149,7 @@ class SnapshotWriter:
             return
         layout = self._resharded().layout()
         try:
-            entries_of_moments(layout, self._optimizer, self._config.optim.name)
+            parts_of_moments(layout, self._optimizer, self._config.optim.name)
             refuse_other_counts(layout, self._optimizer, state.step, state.skipped_steps)
         except SnapshotError as error:
             remedy = "" if isinstance(error, Unresumable) else f" {NO_GRADIENT}"

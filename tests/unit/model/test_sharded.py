@@ -20,7 +20,7 @@ from model.families import build_empty
 from model.family import parameter_count
 from model.gpt import GPTConfig
 from model.sharded import writes_shard
-from snapshot.disk.tensors import moment_counts, snapshot_bytes
+from snapshot.disk.tensors import snapshot_bytes
 
 SIZES = {
     "gpt2": GPTConfig(vocab_size=97, block_size=64, n_layer=2, n_head=4, n_embd=96),
@@ -53,6 +53,4 @@ def test_counts_are_those_of_the_whole_model(family):
     one, other = part.layout(), whole.layout()
     assert one.size_without_output() == other.size_without_output()
     assert snapshot_bytes(one, "adamw") == snapshot_bytes(other, "adamw")
-    counts = moment_counts(one, "adamw")
-    assert {one.place(name)[0]: n for name, n in counts.items()} == moment_counts(other, "adamw")
     one.refuse_undescribed()

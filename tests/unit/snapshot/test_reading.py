@@ -1,4 +1,4 @@
-"""What lies in a snapshot's folder and is none of its files, and what may not be read."""
+"""What lies in a snapshot's folder and is none of its files, and what is not read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from disks import as_anybody
+from sealed import seal
 from small_snapshots import trained, write
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import atomic_snapshot, newest_verified, snapshot_folders
@@ -88,23 +89,20 @@ def test_an_unreadable_snapshot_is_passed_over_in_a_sentence(run_dir, closed):
 
 
 @pytest.mark.parametrize("closed", [".", "snapshots"])
-def test_an_unreadable_run_is_not_one_without_snapshots(run_dir, closed):
+def test_an_unreadable_run_is_not_one_without_snapshots(run_dir, tmp_path, monkeypatch, closed):
+    monkeypatch.chdir(tmp_path)
     (run_dir / closed).chmod(0)
     with as_anybody():
-        for look in (choose_start, newest_snapshot):
-            arguments = (run_dir, "auto") if look is choose_start else (run_dir,)
-            with pytest.raises(SnapshotError, match="snapshots cannot be read: Permission denied"):
-                look(*arguments)
-
-
-def test_a_path_that_may_not_be_looked_at_gets_a_sentence(run_dir, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_dir.chmod(0)
-    with as_anybody():
-        with pytest.raises(SnapshotError, match="snapshots cannot be read: Permission denied"):
-            choose_start(tmp_path / "new", str(run_dir / "snapshots"))
-        with pytest.raises(SnapshotError, match="run/snapshots cannot be read: Permission denied"):
-            named_repo("run/snapshots")
+        looks = [
+            lambda: choose_start(run_dir, "auto"),
+            lambda: newest_snapshot(run_dir),
+            lambda: choose_start(tmp_path / "new", str(run_dir / "snapshots")),
+        ]
+        if closed == ".":
+            looks.append(lambda: named_repo("run/snapshots"))
+        for look in looks:
+            with pytest.raises(SnapshotError, match=r"snapshots\S* cannot be read: Permission"):
+                look()
 
 
 def test_two_writers_of_one_snapshot_mix_nothing(tmp_path):
@@ -120,3 +118,49 @@ def test_two_writers_of_one_snapshot_mix_nothing(tmp_path):
     build_both()
     assert (tmp_path / "step-00000001" / "state.json").read_text() == "slow"
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def count(folder: Path, value: float, most: int = 10**9) -> None:
+    """Let the optimizer have counted so many updates, of at most so many parameters."""
+    path = folder / "optimizer.safetensors"
+    tensors = load_file(path)
+    names = sorted(name for name in tensors if name.endswith(".step"))
+    tensors |= {name: torch.tensor(value) for name in names[:most]}
+    save_file(tensors, path, metadata={"format": "pt"})
+    seal(folder)
+
+
+COUNTS = [
+    (float("nan"), "has counted nan updates"),
+    (-2.0, "has counted -2 updates"),
+    (1.0, "is of step 2, but its optimizer has counted 1 updates"),
+    (1.5, "has counted 1.5 updates"),
+    (3.0, "has counted 3 updates"),
+]
+
+
+@pytest.mark.parametrize(("value", "sentence"), COUNTS)
+def test_a_wrong_count_of_updates_is_refused_and_an_older_one_is_used(run_dir, value, sentence):
+    good, folder = (run_dir / "snapshots" / f"step-0000000{step}" for step in (1, 2))
+    count(folder, value, 1)
+    with pytest.raises(SnapshotError, match=sentence):
+        check_snapshot(folder)
+    assert newest_snapshot(run_dir) == good
+    start = choose_start(run_dir, "auto")
+    assert start.folder == good
+    assert "skipped" in start.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "skipped", "counted"),
+    [(5, 0, 5), (5, 3, 2), (5, 5, 0), (5, 3, 4), (2**24 + 9, 0, 2**24), (2**24 + 9, 2, 2**24)],
+)
+def test_updates_that_a_loss_scaler_skipped_are_not_missed(run_dir, step, skipped, counted):
+    """Nor those beyond 2**24, from where a float32 that counts by ones stays."""
+    folder = run_dir / "snapshots" / "step-00000002"
+    state = json.loads((folder / "state.json").read_text())
+    state |= {"skipped_steps": skipped, "step": step}
+    (folder / "state.json").write_text(json.dumps(state))
+    count(folder, float(counted))
+    folder = folder.rename(folder.with_name(f"step-{step:08d}"))
+    assert check_snapshot(folder).step == step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -19,8 +18,8 @@ import runs
 from snapshot.disk import tensor_files, writers
 from snapshot.disk.folder import verify
 from snapshot.disk.save import Snapshot
-from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
-from snapshot.disk.tensors import Entry, Part, shapes_of
+from snapshot.disk.tensor_files import TensorFile, create_files, plan_files
+from snapshot.disk.tensors import Part
 from snapshot.disk.writers import Writers, find_writers
 from snapshot.errors import NumberFault
 
@@ -157,17 +156,12 @@ def test_so_it_is_under_fsdp(small, tmp_path):
 def written(folder: Path, tensors: dict[str, torch.Tensor], strips: bool) -> bytes:
     """The file that processes make, of which each has some rows and columns of each matrix."""
     folder.mkdir()
-    planned = plan_files({n: tuple(t.shape) for n, t in tensors.items()}, "model", 10**9)
-    create_files(folder, "model", planned)
-    with TensorFiles(folder, planned) as files:
-        for name, tensor in tensors.items():
-            if tensor.ndim < 2 or not strips:
-                files.write(name, tensor)
-                continue
-            cuts = [(slice(2, size), slice(0, 2)) for size in tensor.shape]
-            for part in product(*cuts):
-                files.write(name, tensor[part], part)
-        files.flush()
+    files = plan_files({n: tuple(t.shape) for n, t in tensors.items()}, "model", 10**9)
+    create_files(folder, "model", files)
+    for name, tensor in tensors.items():
+        cuts = [(slice(2, size), slice(0, 2)) for size in tensor.shape]
+        for part in product(*cuts) if tensor.ndim > 1 and strips else [None]:
+            files[0].write(folder, name, tensor if part is None else tensor[part], part)
     return (folder / "model.safetensors").read_bytes()
 
 
@@ -202,61 +196,14 @@ def test_only_finite_numbers_are_written(tmp_path, monkeypatch, value):
             written(tmp_path / f"{place}", {"a": tensor}, strips=False)
 
 
-def snapshot_of(folder: Path, sizes: Sequence[int] = (10,) * 5) -> tuple[Snapshot, list]:
-    """A snapshot that has begun of vectors of such sizes, and these."""
-    tensors = [torch.full((size,), float(i)) for i, size in enumerate(sizes)]
-    entries = [Entry({f"{i}": one}, {f"{i}": (len(one),)}) for i, one in enumerate(tensors)]
-    files = {"model": plan_files(shapes_of(entries), "model", 10**9)}
-    snapshot = Snapshot(folder / "step-00000001", files, lambda _: None, Writers())
-    snapshot.begin(entries)
-    return snapshot, tensors
-
-
-@pytest.mark.parametrize(("room", "waits_for"), [(0, 5), (4 * 25, 3), (4 * 40, 1)])
-def test_an_update_waits_while_there_is_no_room_to_copy_all_that_is_left(
-    tmp_path, monkeypatch, room, waits_for
-):
-    snapshot, tensors = snapshot_of(tmp_path)
-    begun, allowed, write = threading.Event(), threading.Semaphore(0), Part.write
-
-    def write_when_allowed(part: Part, files: TensorFiles) -> None:
-        begun.set()
-        assert allowed.acquire(timeout=20)
-        write(part, files)
-
-    monkeypatch.setattr(Part, "write", write_when_allowed)
-    writing = threading.Thread(target=snapshot.write, args=(lambda: room,))
-    writing.start()
-    assert begun.wait(20)
-    updated = threading.Event()
-
-    def update() -> None:
-        snapshot.release()
-        for tensor in tensors:
-            tensor.fill_(-1)
-        updated.set()
-
-    updating = threading.Thread(target=update)
-    updating.start()
-    assert snapshot._update_is_next.wait(20)
-    for _ in range(waits_for):
-        assert not updated.wait(0.1)
-        allowed.release()
-    assert updated.wait(20)
-    for _ in range(5 - waits_for):
-        allowed.release()
-    writing.join()
-    updating.join()
-    found = load_file(tmp_path / "step-00000001" / "model.safetensors")
-    assert [found[f"{i}"].unique().item() for i in range(5)] == [0, 1, 2, 3, 4]
-
-
 def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
     def full(*_) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(TensorFiles, "write", full)
-    snapshot, _ = snapshot_of(tmp_path)
+    monkeypatch.setattr(TensorFile, "write", full)
+    part = Part({"a": torch.zeros(1)}, {"a": (1,)})
+    files = {"model": plan_files(part.shapes, "model", 10**9)}
+    snapshot = Snapshot(tmp_path / "step-00000001", files, [part], lambda _: None, Writers())
     with pytest.raises(OSError, match="No space"):
         snapshot.write()
     snapshot.release()
@@ -357,17 +304,3 @@ def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):
     assert writers.is_coherent(tmp_path / "snapshots")
     assert not writers.is_coherent(network / "run" / "snapshots")
     assert not writers.is_coherent(tmp_path / "out" / "snapshots")
-
-
-@pytest.mark.parametrize(("text", "collectives"), [("short", 1), ("é" * 9000, 2)])
-def test_writers_exchange_short_texts_in_one_collective(monkeypatch, text, collectives):
-    sizes = []
-
-    def exchange(writers, content: bytes, size: int) -> list[bytes]:
-        sizes.append(size)
-        return [content.ljust(size, b"\0")] * 2
-
-    monkeypatch.setattr(Writers, "_exchange", exchange)
-    writers = Writers(group=SimpleNamespace(size=lambda: 2))
-    assert writers.on_all(lambda: text) == [text, text]
-    assert len(sizes) == collectives

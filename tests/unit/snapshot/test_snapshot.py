@@ -24,12 +24,9 @@ from snapshot.disk.load import restore
 from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import plan_files
 from snapshot.errors import SnapshotError
-from snapshot.source import newest_snapshot
 from snapshot.start import choose_start
 from training.run.start import refuse_other_run
 from training.step import make_optimizer
-
-SCALER = torch.amp.GradScaler("cpu").state_dict()
 
 
 @pytest.mark.parametrize("piece_bytes", [10**9, 2000])
@@ -78,28 +75,13 @@ def test_a_failed_write_leaves_nothing_and_keeps_the_earlier(tmp_path):
     verify(earlier)
 
 
-def test_only_the_newest_are_kept(tmp_path):
-    for step in range(1, 6):
-        write(tmp_path, step, *trained(step))
-        prune(tmp_path, step, keep=2)
-    assert [folder.name for folder in snapshot_folders(tmp_path)] == [
-        "step-00000005",
-        "step-00000004",
-    ]
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_damaged_later_snapshots_do_not_replace_good_ones(tmp_path):
+def test_the_newest_up_to_a_step_are_kept_and_all_later_ones(tmp_path):
+    """Those of later steps may be damaged, so that this attempt began before them."""
     for step in (1, 2, 3, 90, 91, 92):
         write(tmp_path, step, *trained(min(step, 3)))
     prune(tmp_path, 3, keep=2)
-    assert {folder.name[-2:] for folder in snapshot_folders(tmp_path)} == {
-        "02",
-        "03",
-        "90",
-        "91",
-        "92",
-    }
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"step-{step:08d}" for step in (2, 3, 90, 91, 92)}
 
 
 def test_what_a_kill_may_leave_is_removed_whatever_it_is(tmp_path):
@@ -142,82 +124,12 @@ def test_another_format_version_is_refused(tmp_path):
             read_state(folder)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"step": -5},
-        {"step": 10**30},
-        {"step": True},
-        {"step": 2},
-        {"step": "1"},
-        {"seed": -1},
-        {"best_loss": float("nan")},
-        {"best_loss": 10**400},
-        {"skipped_steps": 2},
-        {"loss_scaler": {**SCALER, "scale": 10**400}},
-        {"loss_scaler": {**SCALER, "scale": 1e300}},
-        {"loss_scaler": {**SCALER, "_growth_tracker": 2**40}},
-        {"config": []},
-        {"run_id": None},
-        {"attention": "faster"},
-    ],
-    ids=lambda change: str(change)[:60],
-)
-def test_a_state_that_cannot_be_is_passed_over(tmp_path, change):
-    run_dir = tmp_path / "run"
-    folder = write(run_dir / "snapshots", 1, *trained(1))
-    content = json.loads((folder / "state.json").read_text())
-    content.update(change)
-    remake(folder, {"state.json": json.dumps(content)})
-    verify(folder)
-    with pytest.raises(SnapshotError, match="none of the 1 snapshots"):
-        choose_start(run_dir, "auto")
-
-
-def remake(folder, contents: dict[str, str]) -> None:
-    """Change files of a snapshot and make its manifest true again."""
-    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
-    whole.pop("manifest.json")
-    whole.update({name: content.encode() for name, content in contents.items()})
-    with atomic_snapshot(folder.parent, folder.name) as building:
-        for name, content in whole.items():
-            (building / name).write_bytes(content)
-
-
 def test_a_run_from_another_s_snapshot_has_its_own_id(tmp_path):
     named = write(tmp_path / "old" / "snapshots", 1, *trained(1))
     start = choose_start(tmp_path / "new", str(named))
     assert start.folder == named
     assert start.state.run_id != "run"
     assert start.state.origin is not None
-
-
-def test_json_that_is_too_deep_or_too_large_is_refused(tmp_path):
-    deep = tmp_path / "deep.json"
-    deep.write_text("[" * 100_000)
-    with pytest.raises(SnapshotError, match="cannot be read"):
-        read_json(deep)
-    large = tmp_path / "large.json"
-    with open(large, "wb") as opened:
-        opened.truncate(1 << 30)
-    with pytest.raises(SnapshotError, match="no JSON file of a snapshot is that large"):
-        read_json(large)
-
-
-def test_a_path_means_the_newest_snapshot_in_it(tmp_path):
-    run_dir = tmp_path / "run"
-    write(run_dir / "snapshots", 1, *trained(1))
-    newest = write(run_dir / "snapshots", 2, *trained(2))
-    assert (
-        newest_snapshot(run_dir)
-        == newest_snapshot(run_dir / "snapshots")
-        == newest_snapshot(newest)
-        == newest
-    )
-    with pytest.raises(SnapshotError, match="not a folder"):
-        newest_snapshot(tmp_path / "nothing")
-    with pytest.raises(SnapshotError, match="not a snapshot"):
-        newest_snapshot(tmp_path)
 
 
 def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):

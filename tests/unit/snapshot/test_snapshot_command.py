@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 
 import runs
+from sealed import seal
 from snapshot.__main__ import main
 
 
@@ -57,13 +57,18 @@ def test_a_list_has_a_line_each_newest_first(finished_run):
     assert "bytes" in result.stdout
 
 
-def test_what_is_no_snapshot_gets_a_sentence(tmp_path):
-    assert look("list", tmp_path / "none").returncode == 2
-    empty = look("verify", tmp_path)
-    assert empty.returncode == 1
-    assert "is not a snapshot: it has no manifest.json" in empty.stderr
+def test_what_is_no_snapshot_gets_a_sentence(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("nothing")
+    for what, place, code, words in (
+        ("list", tmp_path / "none", 2, "is neither a folder that exists nor"),
+        ("list", tmp_path, 1, "not whole: "),
+        ("verify", tmp_path, 1, "is not a snapshot: it has no manifest.json"),
+    ):
+        assert main([what, str(place)]) == code
+        assert words in capsys.readouterr().err
     (tmp_path / "snapshots").mkdir()
-    assert "is a run's directory that has no snapshot yet" in look("verify", tmp_path).stderr
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "is a run's directory that has no snapshot yet" in capsys.readouterr().err
 
 
 def test_what_stands_in_a_snapshot_never_acts_on_the_terminal(finished_run, tmp_path, capsys):
@@ -71,22 +76,10 @@ def test_what_stands_in_a_snapshot_never_acts_on_the_terminal(finished_run, tmp_
     state = json.loads((folder / "state.json").read_text())
     state["config"]["run"]["name"] = "\x1b]0;owned\x07\nsnapshot  fake: whole"
     state["versions"] = {"torch\x1b[2J": "2\r"}
-    content = json.dumps(state).encode()
-    (folder / "state.json").write_bytes(content)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for entry in manifest["files"]:
-        if entry["path"] == "state.json":
-            entry.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "state.json").write_text(json.dumps(state))
+    seal(folder)
     assert main(["verify", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert shown.replace("\n", "").isprintable()
     assert r"run       \x1b]0;owned\x07\nsnapshot  fake: whole, " in shown
     assert r"torch\x1b[2J 2\r" in shown
-
-
-def test_a_folder_without_snapshots_is_no_success(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("nothing")
-    for what in ("list", "verify"):
-        assert main([what, str(tmp_path)]) == 1
-        assert "not whole: " in capsys.readouterr().err
