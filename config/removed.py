@@ -31,6 +31,7 @@ REMOVED: dict[str, str] = {
     "run.preemption_notice": "start the run with python -m cloud.attempts --notice auto",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
     "run.residual_dtype": "blocks add up in float32. model.activation_checkpointing saves memory",
+    "run.tf32": "set mixed_precision: bf16 in the accelerate config file, which is faster",
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",
     "snapshot.resume=never": "move run.dir away to start over, or give another run.name",
     "snapshot.staging_bytes": "leave it out: half of the free memory is used, if that suffices",

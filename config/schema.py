@@ -230,8 +230,6 @@ class RunConfig:
     """FSDP: send in each micro-batch; false: once a step, with whole weights and gradients."""
     reduce_dtype: str = "float32"
     """The dtype in which processes add up gradients: float32; or bf16, half the traffic."""
-    tf32: bool = False
-    """CUDA with mixed_precision: no: multiply in TF32 (10-bit mantissa), which is faster."""
 
 
 @dataclass

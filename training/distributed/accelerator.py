@@ -228,22 +228,22 @@ def split_of(accelerator: accelerate.Accelerator, train: TrainConfig) -> Split:
 
 
 def check_configuration(accelerator: Accelerator, config: Config) -> None:
-    """Derive gradient accumulation from the batch sizes and the data-parallel size; choose TF32.
+    """Derive gradient accumulation from the batch sizes and the data-parallel size.
 
-    Raises ConfigError where a sequence or matrices cannot be divided, and where gradients or
-    products cannot be computed as `config.run` says.
+    Raises ConfigError where a sequence or matrices cannot be divided, and where gradients cannot be
+    reduced as `config.run` says.
     """
     refuse_uneven_chunks(config, context_size(accelerator))
     micro_batches = split_of(accelerator, config.train).accumulation
     accelerator.gradient_accumulation_steps = micro_batches
-    run, fsdp, precision = config.run, accelerator.is_fsdp2, accelerator.mixed_precision
-    in_16_bits, device = run.reduce_dtype != "float32", accelerator.device.type
+    run, fsdp = config.run, accelerator.is_fsdp2
+    in_16_bits = run.reduce_dtype != "float32"
     # DDP accumulates in float32, and sends once a step anyway.
     sends_later = fsdp and (replicas(accelerator) > 1 or not run.sync_each_micro_batch)
     refusals = {
         f"run.reduce_dtype={run.reduce_dtype} cannot be used with mixed_precision: fp16, which is "
         "for GPUs without bf16. Leave it out, or set mixed_precision: bf16.": (
-            in_16_bits and precision == "fp16"
+            in_16_bits and accelerator.mixed_precision == "fp16"
         ),
         "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
         "fsdp_offload_params: true shards on the CPU. Leave one of them out.": (
@@ -255,22 +255,12 @@ def check_configuration(accelerator: Accelerator, config: Config) -> None:
         "train.micro_batch_size without accumulation.": (
             in_16_bits and sends_later and micro_batches > 1
         ),
-        "run.tf32=true needs an NVIDIA GPU of compute capability 8.0 (Ampere) or later, and this "
-        f"process computes on {device}. Leave it out.": (
-            run.tf32 and (device != "cuda" or torch.cuda.get_device_capability() < (8, 0))
-        ),
-        f"run.tf32=true has no effect with mixed_precision: {requested_precision()}, whose "
-        "products have fewer bits. Set mixed_precision: no, or leave it out.": (
-            run.tf32 and precision != "no"
-        ),
     }
     found = [sentence for sentence, holds in refusals.items() if holds]
     if tensor_size(accelerator) > 1 and (why := why_not_shared(config, requested_precision())):
         found.append(why)
     if found:
         raise ConfigError("\n".join(found))
-    if run.tf32:
-        torch.set_float32_matmul_precision("high")
 
 
 def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:

@@ -158,7 +158,7 @@ def _left_over() -> Iterator[str]:
 def _ignored_by_launcher() -> Iterator[str]:
     """A sentence for the options that `accelerate launch` ignores silently, as its parser reads.
 
-    None for another launcher, and for options of another version.
+    Nothing for another launcher, and for options of another version.
     """
     started_by = launcher()
     if started_by is None or "accelerate" not in Path(started_by.command[0]).name:

@@ -163,8 +163,6 @@ def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
     """Processes, device, precision and threads: a line of the header."""
     count, device = accelerator.num_processes, accelerator.device
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
-    if run.tf32:
-        precision += " with products in TF32"
     if (recipe := fp8_recipe()) is not None:
         precision += f" with products in fp8 ({recipe}{', emulated' * (device.type == 'cpu')})"
     on = _device_name(device)

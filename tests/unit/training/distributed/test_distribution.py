@@ -225,7 +225,6 @@ def a_run(tensor: int, length: int = 64, context: int = 1, **optim) -> tuple:
         parallelism_config=mesh,
         mixed_precision="no",
         is_fsdp2=False,
-        device=torch.device("cpu"),
     )
     return accelerator, Config(data=DataConfig(block_size=length), optim=OptimConfig(**optim))
 

@@ -56,7 +56,6 @@ def an_accelerator(precision="bf16", fsdp=True, replicas=1, offload=False):
     plugin = SimpleNamespace(cpu_offload=SimpleNamespace(pin_memory=True) if offload else None)
     return SimpleNamespace(
         num_processes=1,
-        device=torch.device("cpu"),
         distributed_type=DistributedType.FSDP,
         mixed_precision=precision,
         is_fsdp2=fsdp,
@@ -113,32 +112,3 @@ def test_replicas_reduce_in_the_last_micro_batch_alone(last, each, expected):
     )
     accelerators.set_communication(model, last=last, each=each)
     assert tuple(said[name] for name in names) == expected
-
-
-@pytest.mark.parametrize(
-    ("device", "capability", "precision", "sentence"),
-    [
-        ("cpu", (9, 0), "no", "computes on cpu. Leave it out"),
-        ("cuda", (7, 5), "no", "needs an NVIDIA GPU of compute capability 8.0"),
-        ("cuda", (9, 0), "bf16", "has no effect with mixed_precision: bf16"),
-        ("cuda", (8, 0), "no", None),
-    ],
-)
-def test_tf32_is_a_choice_and_refused_where_there_is_none(
-    monkeypatch, device, capability, precision, sentence
-):
-    said = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-    one = an_accelerator(precision, fsdp=False)
-    one.device = SimpleNamespace(type=device)
-    check_configuration(one, Config())
-    assert said == []
-    config = Config(run=RunConfig(tf32=True))
-    if sentence is None:
-        check_configuration(one, config)
-        assert said == ["high"]
-        return
-    with pytest.raises(ConfigError, match=sentence):
-        check_configuration(one, config)
