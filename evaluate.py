@@ -22,7 +22,6 @@ from tqdm import tqdm
 from common.command import exit_code_of
 from common.printable import printable
 from config.schema import DataConfig, is_streamed
-from config.stored import CONFIG_FILE, with_folders
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.corpus import Corpus
 from data.errors import DataError, UnknownCharacter
@@ -44,7 +43,7 @@ from snapshot.command_line import (
     usable_device,
 )
 from snapshot.named_model import NamedModel, find_model
-from training.run.stored_text import RunText, stored_config
+from training.run.stored_text import RunText, run_text
 from training.run.text import open_text, revisions_of
 
 LARGEST_CACHE_BYTES = 10**15
@@ -119,20 +118,6 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         "device": str(device),
         "trained_on": None if named.state is None else named.state.computed_on,
     }
-
-
-def run_text(named: NamedModel) -> RunText | None:
-    """The text of a run; None for any other model.
-
-    A run on this disk says in its directory where the text lies; its snapshots do not.
-    """
-    if named.state is None:
-        return None
-    state = named.state
-    if not named.from_store:
-        path = named.folder.absolute().parent.parent / CONFIG_FILE
-        state = replace(state, config=with_folders(state.config, path))
-    return RunText(stored_config(state, named.folder), state, named.folder)
 
 
 def block_size_for(named: NamedModel, run: RunText | None, options: argparse.Namespace) -> int:

@@ -13,11 +13,11 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,6 +35,8 @@ OWN_SIZES = ("model", *(f"model.{name}" for name in SIZES))
 """The keys that set the sizes of our own model."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ValueError, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value that cannot be parsed or is of another type."""
+Setting = tuple[str, str, Any]
+"""Key, text and value of an argument."""
 MIX = "'data.mix=[{source:a,weight:0.7},{source:b,weight:0.3}]'"
 TYPES = {
     "int": "a whole number",
@@ -89,31 +91,25 @@ def _at_home(path: str) -> str:
 
 def compose_valid(arguments: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """The configuration of the valid arguments, and a sentence about each other argument."""
-    overrides, mistakes = [], []
+    settings, mistakes = [], []
     for argument in arguments:
         try:
-            overrides.append(_parse(argument))
+            settings.append(_parse(argument))
         except ConfigError as error:
             mistakes.append(str(error))
-    composed, wrong = _composed(overrides)
+    composed, wrong = _composed(settings)
     if (recipe := recipe_of(composed.model)) is not None:
-        composed, wrong = _composed(overrides, f"recipe={recipe}")
+        composed, wrong = _composed(settings, f"recipe={recipe}")
     return composed, mistakes + wrong
 
 
-def _composed(overrides: list[Override], *recipe: str) -> tuple[DictConfig, list[str]]:
-    """The files that the overrides name with their values, and a sentence for each wrong type."""
-    groups = [str(one.input_line) for one in overrides if one.key_or_group in GROUPS]
+def _composed(settings: list[Setting], *recipe: str) -> tuple[DictConfig, list[str]]:
+    """The files that the settings name with their values, and a sentence for each wrong type."""
+    groups = [f"{key}={text}" for key, text, _ in settings if key in GROUPS]
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         composed = compose("train", overrides=[*groups, *recipe])
     mistakes = []
-    for override in overrides:
-        key, text = str(override.input_line).split("=", 1)
-        value = override.value()
-        if key in TEXT_KEYS and isinstance(value, int | float):
-            value = text.strip()  # 1.10 is not 1.1
-        if key == "run.tracker" and isinstance(value, str):
-            value = [value]
+    for key, text, value in settings:
         try:
             if key not in GROUPS:
                 OmegaConf.update(composed, key, value)
@@ -122,7 +118,7 @@ def _composed(overrides: list[Override], *recipe: str) -> tuple[DictConfig, list
     return composed, mistakes
 
 
-def _parse(argument: str) -> Override:
+def _parse(argument: str) -> Setting:
     """What Hydra reads in an argument. Raises ConfigError for one that is malformed."""
     name, mark, text = argument.partition("=")
     key = name.lstrip("+~-")
@@ -151,7 +147,9 @@ def _parse(argument: str) -> Override:
         raise ConfigError(f"'{argument}' has several values, and a run takes one. {remedy}.")
     if key in GROUPS:
         _refuse_unknown_file(key, value if isinstance(value, str) else text)
-    return override
+    if key in TEXT_KEYS and isinstance(value, int | float):
+        value = text.strip()  # 1.10 is not 1.1
+    return key, text, [value] if key == "run.tracker" and isinstance(value, str) else value
 
 
 def _unreadable(key: str, text: str) -> str:

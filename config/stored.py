@@ -29,21 +29,6 @@ def read_config(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A snapshot's configuration with the folders of its text, which its run's config.yaml has.
-
-    Without them if that file names other sources, or cannot be read.
-    """
-    with suppress(KeyError, TypeError):
-        if (own := read_config(path)) is not None:
-            data, public = dict(stored["data"]), public_config(own)["data"]
-            for key in ("source", "mix"):
-                if data[key] == public[key]:
-                    data[key] = own["data"][key]
-            return {**stored, "data": data}
-    return stored
-
-
 def as_yaml(config: Config) -> str:
     """The resolved configuration as YAML, without the secrets of a URL."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(_public(config))))

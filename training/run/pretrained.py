@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +59,18 @@ def refuse_undescribed(config: Config) -> None:
         return
     sizes = gpt_config(config, vocab_size=1)
     check_described(layout_for(sizes))
-    kind = type(sizes)
-    if (found := kind.read(sizes.config_json())) is None:
+    name, read = type(sizes).__name__, sizes.read(sizes.config_json())
+    lost = [
+        entry
+        for entry, value in vars(sizes).items()
+        if entry not in OF_TRAINING and getattr(read, entry, None) != value
+    ]
+    if lost:
         raise ConfigError(
-            f"{kind.__name__}.read does not know what its config_json writes, so sample.py could "
-            "not load a snapshot. Have it accept model_type, and every entry."
+            f"{name}.read does not know {', '.join(lost)} from what {name}.config_json writes: "
+            "sample.py and evaluate.py would use another model. Write it there, and have read "
+            "take it."
         )
-    for one in fields(sizes):
-        value, read = getattr(sizes, one.name), getattr(found, one.name)
-        if one.name not in OF_TRAINING and value != read:
-            raise ConfigError(
-                f"{kind.__name__}.{one.name}={value!r} is not in its config_json: sample.py and "
-                f"evaluate.py would use {read!r}. Write it there, and have {kind.__name__}.read "
-                "take it."
-            )
 
 
 def find_pretrained(

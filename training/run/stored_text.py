@@ -5,7 +5,8 @@ A snapshot is untrusted input: its configuration is parsed by the schema, as a c
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import problems
 from config.schema import Config, DataConfig
+from config.stored import CONFIG_FILE, read_config
 from data.corpus import Corpus
 from data.errors import DataError
+from data.public_names import public_config
 from data.tokenizer import CHARACTERS, bpe_size
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
+from snapshot.named_model import NamedModel
 
 SECTIONS = ("data", "model", "train")
 
@@ -90,3 +94,28 @@ class RunText:
                 f"{corpus.info.name} ({corpus.info.fingerprint[:8]}) now. Name the run's own text "
                 "with --source and --held-out, or evaluate all of another one with --source alone."
             )
+
+
+def run_text(named: NamedModel) -> RunText | None:
+    """The text of a run; None for any other model. Raises SnapshotError for values of no run."""
+    if (state := named.state) is None:
+        return None
+    if not named.from_store:
+        path = named.folder.absolute().parent.parent / CONFIG_FILE
+        state = replace(state, config=_with_folders(state.config, path))
+    return RunText(stored_config(state, named.folder), state, named.folder)
+
+
+def _with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A snapshot's configuration with the folders of its text, which its run's config.yaml has.
+
+    Without them if that file names other sources, or cannot be read.
+    """
+    with suppress(KeyError, TypeError):
+        if (own := read_config(path)) is not None:
+            data, public = dict(stored["data"]), public_config(own)["data"]
+            for key in ("source", "mix"):
+                if data[key] == public[key]:
+                    data[key] = own["data"][key]
+            return {**stored, "data": data}
+    return stored

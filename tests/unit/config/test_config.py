@@ -147,7 +147,6 @@ def test_the_run_is_named_after_its_text():
         ("run.dir='a\x1b[31mb'", "has control characters, or bytes"),
         ("hub.repo_id=me/run.git", "must have the form owner/name, or null."),
         ("snapshot.every_minutes=0", "must be between 1e-09 and 1000000, or null."),
-        ("hub.milestone_every=99", "is not a multiple of snapshot.every=250"),
         ("hub.url=hf://me", "must have the form hf://buckets/owner/name."),
     ],
 )
