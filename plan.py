@@ -180,11 +180,7 @@ def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
 
 
 def print_plan(
-    config: Config,
-    model: LanguageModel,
-    options: argparse.Namespace,
-    fits: list[Fit],
-    split: Split,
+    config: Config, model: LanguageModel, options: argparse.Namespace, fits: list[Fit], split: Split
 ) -> None:
     """Print the table of strategies, with the model above and notes below."""
     sizes, shape, parameters = model.config, fits[0].strategy.shape, parameter_count(model)

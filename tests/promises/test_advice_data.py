@@ -81,13 +81,7 @@ FOLLOWED = {
         {},
         "*.csv",
     ),
-    "a folder": (
-        {"a.txt": b"a\n"},
-        "",
-        r"named by a pattern such as (?P<source>\*\.txt)",
-        {},
-        "",
-    ),
+    "a folder": ({"a.txt": b"a\n"}, "", r"named by a pattern such as (?P<source>\*\.txt)", {}, ""),
     "commas in a field": (
         {"a.csv": b"text,n\nb, c,2\n"},
         "*",

@@ -222,19 +222,7 @@ def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "é.txt",
-        "a#b",
-        "it's",
-        "~/x",
-        "a,b",
-        "[a]",
-        "a(1).txt",
-        "{a}",
-        "k=v",
-        "a,b\\",
-        'a\\"b',
-    ],
+    ["é.txt", "a#b", "it's", "~/x", "a,b", "[a]", "a(1).txt", "{a}", "k=v", "a,b\\", 'a\\"b'],
 )
 def test_a_text_that_hydra_cannot_parse_survives_as_an_argument(text):
     with pytest.raises(ConfigError) as caught:

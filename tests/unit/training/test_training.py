@@ -263,11 +263,7 @@ def test_metrics_of_one_process_alone_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        (
-            "norms",
-            torch.ones(2, 3),
-            r"norms, which is a tensor of .* shape \(2, 3\)",
-        ),
+        ("norms", torch.ones(2, 3), r"norms, which is a tensor of .* shape \(2, 3\)"),
         ("rank", "high", "rank, which is 'high'. A metric is a number"),
         ("mfu", 1.0, "a metric mfu, a name that every line .* Give the metric another name"),
     ],
