@@ -11,6 +11,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -219,28 +220,31 @@ def assert_always_whole(hub: LoopbackHub) -> None:
 
 
 def _assert_whole(repo: Repo, commit: str) -> None:
-    files = repo.files(commit)
-    folders = {path.rpartition("/")[0] for path in files if path.startswith("snapshots/")}
-    for folder in folders:
-        inside = {
-            path.rpartition("/")[2]: entry
-            for path, entry in files.items()
-            if path.startswith(f"{folder}/")
-        }
-        manifest = json.loads(repo.read(commit, f"{folder}/manifest.json"))
-        listed = {entry["path"]: entry for entry in manifest["files"]}
-        assert set(listed) | {"manifest.json"} == set(inside)
-        for name, entry in listed.items():
-            assert entry["size"] == inside[name].size
-            assert entry["sha256"] == inside[name].sha256
-    if "latest.json" in files:
-        newest = json.loads(repo.read(commit, "latest.json"))
-        content = repo.read(commit, f"{newest['folder']}/manifest.json")
+    entries, read = repo.files(commit), partial(repo.read, commit)
+    whole = assert_whole({path: (one.size, one.sha256) for path, one in entries.items()}, read)
+    assert whole == {path.rpartition("/")[0] for path in entries if path.startswith("snapshots/")}
+    if "latest.json" in entries:
+        newest = json.loads(read("latest.json"))
+        content = read(f"{newest['folder']}/manifest.json")
         assert hashlib.sha256(content).hexdigest() == newest["manifest_sha256"]
         for name in WITHOUT_OPTIMIZER:  # what from_pretrained finds is the newest snapshot's
-            assert files[name].sha256 == files[f"{newest['folder']}/{name}"].sha256
+            assert entries[name].sha256 == entries[f"{newest['folder']}/{name}"].sha256
     else:
-        assert not folders
+        assert not whole
+
+
+def assert_whole(files: dict[str, tuple[int, str]], read: Callable[[str], bytes]) -> set[str]:
+    """A folder with a manifest has all files that this lists, and no other; those folders.
+
+    `files` has the size and the SHA-256 of each.
+    """
+    whole = {path.rpartition("/")[0] for path in files if path.endswith("/manifest.json")}
+    for folder in whole:
+        listed = json.loads(read(f"{folder}/manifest.json"))["files"]
+        inside = {path: one for path, one in files.items() if path.startswith(f"{folder}/")}
+        del inside[f"{folder}/manifest.json"]
+        assert inside == {f"{folder}/{one['path']}": (one["size"], one["sha256"]) for one in listed}
+    return whole
 
 
 def copied(source: Path, root: Path, step: int) -> Path:

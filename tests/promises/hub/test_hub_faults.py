@@ -373,26 +373,6 @@ def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
         assert runs.snapshot(tmp_path / name, STEPS).is_dir()
 
 
-@pytest.mark.thorough
-def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_path, hub):
-    first = shutil.copytree(finished_run, tmp_path / "a")
-    hubs.seed(hub, runs.snapshot(first, 10), runs.snapshot(first, 20))
-    alone = [*small, f"run.dir={tmp_path / 'b'}", "train.max_steps=5"]
-    assert runs.train(*alone).returncode == 0
-    words = overrides(small, tmp_path / "b", "train.max_steps=10")
-    refused = runs.train(*words, **hub.environment())
-    assert refused.returncode == 2
-    assert f"hub.repo_id={hubs.REPO} holds another run than {tmp_path / 'b'}" in refused.stderr
-    taken = runs.train(*words, "hub.takeover=true", **hub.environment())
-    assert_uploaded(hub, taken, 10)
-    # Step 5 may have been replaced by step 10 before it was uploaded.
-    assert hubs.steps_at_head(hub.repo(hubs.REPO)) in ([10], [5, 10])
-    # The first one's next start says whose the repo is.
-    back = runs.train(*like(finished_run, small, first), **hub.environment())
-    assert back.returncode == 2
-    assert "holds another run" in back.stderr
-
-
 @pytest.mark.parametrize(
     "kills",
     [
