@@ -29,7 +29,8 @@ from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.reading.access import Access
 from data.reading.formats import suffixes
-from data.streaming.streamed import list_stream, parts_of
+from data.streaming.streamed import list_stream
+from data.streaming.windows import parts_of
 from data.tokenizer import refuse_larger_than
 from model.family import parameter_count
 from model.generate import BrokenModel

@@ -40,7 +40,7 @@ def made_up_rows(count: int, seed: int = 7) -> Iterator[str]:
 
 def write_text(folder: Path, megabytes: int) -> None:
     """Parquet files of 25 MB, and a tokenizer of 8,000 tokens."""
-    from data.pieces import chunks_of
+    from data.chunks import chunks_of
     from data.subwords import train_bpe
 
     rows = 25_000_000 // ROW_BYTES
@@ -48,8 +48,8 @@ def write_text(folder: Path, megabytes: int) -> None:
     for part in range(megabytes // 25):
         table = pa.table({"text": list(made_up_rows(rows, seed=part))})
         parquet.write_table(table, folder / "data" / f"{part}.parquet", row_group_size=1000)
-    texts = [{"text": text, "ends": [len(text)]} for text in made_up_rows(2000)]
-    train_bpe(8000, chunks_of(texts, sys.maxsize), 2000 * ROW_BYTES).save(folder)
+    texts = ((text, True) for text in made_up_rows(2000))
+    train_bpe(8000, chunks_of(texts), 2000 * ROW_BYTES).save(folder)
 
 
 def in_new_process(python: str, name: str, folder: Path, tokens: int) -> Any:

@@ -51,29 +51,14 @@ def blocks_of(tokens: Iterable[list[int]], end: int) -> Iterator[np.ndarray]:
 def our_stream(folder: Path) -> Any:
     """The streamed text of a run, with its defaults."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from functools import partial
-
+    from config.schema import DataConfig
     from data.reading.access import Access
-    from data.reading.rows import list_source, read_group
-    from data.streaming.streamed import fixed_tokenizer, stream_corpus
-    from data.streaming.windows import Stream
+    from data.streaming.streamed import list_stream, open_stream
 
     access = Access(folder / "ours")
-    listing = list_source(str(folder / "data"), "text", access)
-    stream = Stream(
-        listings=[listing],
-        weights=[1.0],
-        tokenizer=fixed_tokenizer(folder),
-        seed=1,
-        val_fraction=0.01,
-        window_bytes=32_000_000,
-        held_out_bytes=100_000,
-        read=partial(read_group, access=access),
-        cache_dir=folder / "ours",
-        cache_bytes=4_000_000_000,
-        windows_ahead=4,
-    )
-    return stream_corpus(stream).train
+    data = DataConfig(source=str(folder / "data"), val_fraction=0.01, held_out_bytes=100_000)
+    listings = list_stream(data, access, [None])
+    return open_stream(data, listings, access, folder, seed=1, reads_ahead=True).train
 
 
 def fill(folder: Path) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.printable import reason_of
+from data.chunks import utf8_bytes
 from data.errors import DataError
 from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
-from data.pieces import utf8_bytes
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 

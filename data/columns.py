@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from data.chunks import with_final_newline
 from data.errors import BadRow, DataError
 from data.messages import EXTRAS, conversation_of
-from data.pieces import with_final_newline
 
 PACKED, MASKED, CONVERSATIONS = DOCUMENT_MODES = ("packed", "masked", "conversations")
 """The values of `data.documents`."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data.order import NO_ROW, RowOrder
+from data.order import RowOrder
 from data.token_file import TokenFile, TokenStream
 
 
@@ -73,8 +73,6 @@ class DocumentRows(Dataset):
     targets of the rows of its step, see `RowOrder`; in an evaluation 1.
     """
 
-    nothing = NO_ROW
-
     def __init__(self, documents: Documents, block_size: int, ignored: int, pack: bool) -> None:
         self.documents = documents
         self.block_size = block_size
@@ -107,7 +105,9 @@ class DocumentRows(Dataset):
         """All rows for an evaluation, or the same `at_most` of them each time, evenly spaced."""
         return [(row, 1.0) for row in evenly(range(len(self)), at_most)]
 
-    def __getitems__(self, items: list[tuple[int, float]]) -> tuple[tuple[Tensor, ...], float]:
+    def __getitems__(
+        self, items: list[tuple[int, float] | None]
+    ) -> tuple[tuple[Tensor, ...], float]:
         """Inputs and targets, each int64 (B, T), with positions (B, T) if packed, and their share.
 
         The share is the number of targets of a row, relative to the mean of the step.
@@ -117,9 +117,10 @@ class DocumentRows(Dataset):
         targets = np.full(shape, self.ignored, dtype=np.int64)
         positions = np.zeros(shape, dtype=np.int64)
         share = 0.0
-        for row, (number, weight) in enumerate(items):
+        for row, item in enumerate(items):
             at = 0
-            if (number, weight) != NO_ROW:
+            if item is not None:
+                number, weight = item
                 share += float(self.targets[number]) * weight / len(items)
                 for document in range(self.bounds[number], self.bounds[number + 1]):
                     start, length = int(self.starts[document]), int(self.lengths[document])

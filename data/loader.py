@@ -33,10 +33,10 @@ CANNOT_MASK = (
 
 
 class Order(Protocol):
-    """Which item of a loader each training sequence of a run is; they count from 0."""
+    """Which item of a loader each training sequence of a run is; they count from 0.
 
-    nothing: Any
-    """The item of a row whose targets do not count."""
+    A batch is padded with None: a row whose targets do not count.
+    """
 
     def items(self, first: int, count: int) -> list[Any]:
         """The items for sequences first..first+count, which are whole steps."""
@@ -47,9 +47,6 @@ class Order(Protocol):
 
 class Text(Protocol):
     """A text, prepared or streamed, of which windows are read."""
-
-    nothing: Any
-    """The item of no window."""
 
     @property
     def masks(self) -> bool:
@@ -69,7 +66,6 @@ class Windows(Dataset):
         self.text = text
         self.block_size = block_size
         self.ignored = ignored
-        self.nothing = text.nothing
 
     def order(self, seed: int, global_batch_size: int) -> Order:
         """The order in which they are trained on."""
@@ -97,7 +93,7 @@ class Windows(Dataset):
         positions = np.tile(np.arange(self.block_size), (len(items), 1))
         windows = 0
         for row, item in enumerate(items):
-            if item == self.nothing:
+            if item is None:
                 continue
             tokens, begins = self.text.block(item, self.block_size + 1)
             length = len(tokens) - 1
@@ -144,12 +140,12 @@ class StepBatches:
         while True:
             items = self.order.items(sequence, ahead)
             for first in range(0, ahead, size):
-                yield from self.split.micro_batches(items[first : first + size], self.order.nothing)
+                yield from self.split.micro_batches(items[first : first + size])
             sequence += ahead
 
 
 class HeldOutBatches:
-    """Each window or row once, or `at_most` of them; the last batch is padded with `nothing`."""
+    """Each window or row once, or `at_most` of them; the last batch is padded with None."""
 
     factor = 1.0
     """An evaluation counts targets and does without shares."""
@@ -159,7 +155,7 @@ class HeldOutBatches:
     ) -> None:
         self.batch_size = batch_size
         items: list[Any] = list(windows.in_order(at_most))
-        padded = items + [windows.nothing] * (-len(items) % batch_size)
+        padded = items + [None] * (-len(items) % batch_size)
         self.batches = [padded[i : i + batch_size] for i in range(0, len(padded), batch_size)]
 
     def __len__(self) -> int:

@@ -17,10 +17,6 @@ ROUNDS = 6
 GROUPS, ROWS, BLOCKS = 0, 1, 2
 """What random numbers are for: the first of the numbers that they are a function of. All have the
 same number of them, because numpy ignores zeros at their end."""
-NO_WINDOW = -1
-"""Pads a batch of windows: a row whose targets do not count."""
-NO_ROW = (-1, 1.0)
-"""Pads a batch of rows of documents: a row whose targets do not count."""
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -62,8 +58,6 @@ class BlockOrder:
     no character is always at the edge of a block.
     """
 
-    nothing = NO_WINDOW
-
     def __init__(self, tokens: int, block_size: int, seed: int) -> None:
         assert tokens > block_size, "a window is one block and the token after it"
         self.block_size = block_size
@@ -97,8 +91,6 @@ class BlockOrder:
 
 class RowOrder:
     """Maps training sequence i of a run, counted from 0 over all epochs, to a row of documents."""
-
-    nothing = NO_ROW
 
     def __init__(self, targets: NDArray[np.int64], seed: int, global_batch_size: int) -> None:
         """`targets` (rows,): how many targets each row has, at least one."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, pairwise
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from datasets.iterable_dataset import ExamplesIterable
 from numpy.typing import NDArray
 
 from data.chat import TRAINING_DATE, ChatTemplate
+from data.chunks import ROWS_AT_ONCE, Chunk, Part, chunks_of, rows_of, utf8_bytes
 from data.documents import Documents
 from data.errors import BrokenText, DataError, UnknownCharacter
 from data.messages import ChatError, Conversation, texts_in
-from data.pieces import ROWS_AT_ONCE, Chunk, Piece, chunks_of, rows_of, utf8_bytes
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.progress import Progress
 from data.sources import Source
@@ -43,6 +44,8 @@ PIECE_TOKENS = 1 << 20
 MANY_DOCUMENTS = 100
 """With this many documents or more, the split is at the end of a document."""
 CHATS_AT_ONCE = 256
+NOTED_CHARACTERS = 1 << 18
+"""So much text is looked through at once for its alphabet."""
 
 
 @dataclass
@@ -92,11 +95,12 @@ def build(
             tokenizer = CharTokenizer(alphabet)
         info = CorpusInfo(name=source.name)
         if chosen != CHARACTERS:
-            texts = _texts_of(source.read(), template is not None)
-            info.lost, info.which = lost_in(texts, tokenizer)
+            texts = (text for text, _ in source.read())
+            of_messages = chain.from_iterable(texts_in(json.loads(text)) for text in texts)
+            info.lost, info.which = lost_in(of_messages if template else texts, tokenizer)
         progress.doing(next(passes), characters)
         if template is None or longest is None:
-            rows = rows_of(chunks_of(source.read(), cut))
+            rows = ({"row": row} for row in rows_of(source.read(), cut))
             parts = _mapped(rows, partial(_encode, tokenizer), ROWS_AT_ONCE)
         else:
             conversations = _conversations(source.read(), cut)
@@ -126,20 +130,19 @@ def _mapped(
 
 
 def _encode(tokenizer: Tokenizer, batch: dict[str, list]) -> list[Encoded]:
-    encoded = tokenizer.encode_rows(list(zip(batch["text"], batch["ends"], strict=True)))
-    return [
-        Encoded(rows, held_out, len(text), utf8_bytes(text))
-        for rows, text, held_out in zip(encoded, batch["text"], batch["held_out"], strict=True)
-    ]
+    encoded = []
+    for row, tokens in zip(batch["row"], tokenizer.encode_rows(batch["row"]), strict=True):
+        text = "".join(chunk.text for chunk in row)
+        encoded.append(Encoded(tokens, row[0].held_out, len(text), utf8_bytes(text)))
+    return encoded
 
 
-def _conversations(pieces: Iterable[Piece], cut: int) -> Iterator[dict[str, Any]]:
+def _conversations(documents: Iterable[Part], cut: int) -> Iterator[dict[str, Any]]:
     """Conversations as JSON; the one that begins at `cut` is held out."""
     begin = 0
-    for piece in pieces:
-        for start, stop in pairwise([0, *piece["ends"]]):
-            yield {"text": piece["text"][start:stop], "held_out": begin + start >= cut}
-        begin += len(piece["text"])
+    for text, _ in documents:
+        yield {"text": text, "held_out": begin >= cut}
+        begin += len(text)
 
 
 def _encode_chats(
@@ -224,18 +227,28 @@ def _scan(source: Source, by_characters: bool, progress: Progress) -> tuple[int,
     That has every character once, in code-point order; only for a tokenizer of characters.
     """
     seen = np.zeros(CODE_POINTS, dtype=bool)
-    ends, characters = [NO_NUMBERS], 0
-    for piece in source.read():
+    ends, characters = array("q"), 0
+    waiting: list[str] = []
+
+    def note() -> None:
+        progress.done = characters
         if by_characters:
-            points = code_points(piece["text"])
+            points = code_points("".join(waiting))
             if not seen[points].all():  # reading is faster than writing
                 seen[points] = True
-        ends.append(np.array(piece["ends"], dtype=np.int64) + characters)
-        characters += len(piece["text"])
-        progress.done = characters
+        waiting.clear()
+
+    for text, ends_document in source.read():
+        waiting.append(text)
+        characters += len(text)
+        if ends_document:
+            ends.append(characters)
+        if characters - progress.done >= NOTED_CHARACTERS:
+            note()
+    note()
     if characters == 0:
         raise BrokenText(f"data.source={source.name} is empty: there is no text to train on.")
-    return characters, np.concatenate(ends), "".join(map(chr, np.flatnonzero(seen)))
+    return characters, np.array(ends, np.int64), "".join(map(chr, np.flatnonzero(seen)))
 
 
 def _cut(
@@ -264,15 +277,6 @@ def _counted(source: Source, cut: int, progress: Progress) -> Iterator[Chunk]:
     for chunk in chunks_of(source.read(), cut):
         yield chunk
         progress.done += len(chunk.text)
-
-
-def _texts_of(pieces: Iterable[Piece], are_conversations: bool) -> Iterator[str]:
-    for piece in pieces:
-        if not are_conversations:
-            yield piece["text"]
-            continue
-        for line in filter(None, piece["text"].split("\n")):
-            yield from texts_in(json.loads(line))
 
 
 def _changed(source: Source) -> DataError:

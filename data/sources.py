@@ -1,6 +1,6 @@
-"""Sources of text: `data.source` as a stream of pieces of text.
+"""Sources of text: `data.source` as a stream of documents, or of parts of long ones.
 
-Pieces have a few MB at most if the format permits, so that a corpus of any size is read in bounded
+Parts have a few MB at most if the format permits, so that a corpus of any size is read in bounded
 memory.
 
 Every document ends with a newline: one is added if it is missing. Only a corpus of one single text
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -19,9 +19,9 @@ from pathlib import Path
 
 from common.printable import redact_urls
 from common.shared_files import digest_of, keep, kept
+from data.chunks import Part, with_final_newline
 from data.columns import MESSAGES, TextColumn
 from data.errors import BrokenText, DataError
-from data.pieces import Piece, pieces_of, with_final_newline
 from data.progress import Progress
 from data.reading.access import HTTP, Access
 from data.reading.copies import copy_files, unlisted_url
@@ -30,6 +30,7 @@ from data.reading.formats import TEXT, format_of, suffixes
 from data.reading.groups import DataFile
 from data.reading.rows import content_of, documents
 from data.reading.table import Table
+from data.reading.text import text_parts
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that ship with Python."""
@@ -56,15 +57,13 @@ class Source:
         files = [table.file for table in self.tables]
         return files == [local_file(self.name, Path(file.url), file.name) for file in files]
 
-    def read(self) -> Iterable[Piece]:
-        """Its pieces. Raises DataError if there are none, or if one cannot be read."""
+    def read(self) -> Iterator[Part]:
+        """Its documents. Raises DataError if there are none, or if one cannot be read."""
         if not self.tables:
-            return pieces_of(map(with_final_newline, self.documents))
+            return ((with_final_newline(text), True) for text in self.documents)
         if format_of(self.tables[0].file.name) in (None, TEXT):
-            from data.reading.text import text_pieces  # a document is larger than a piece
-
-            return text_pieces(self.tables)
-        return pieces_of(text for _, _, text in self._rows())
+            return text_parts(self.tables)
+        return ((text, True) for _, _, text in self._rows())
 
     def place(self, number: int) -> str:
         """Where document `number` is, counted from 1, for messages."""

@@ -60,8 +60,8 @@ class Split:
         """By how much the mean over all rows of a step is too small, as padding adds nothing."""
         return self.rows / self.sequences
 
-    def micro_batches(self, items: Sequence[Any], nothing: Any) -> Iterator[list[Any]]:
-        """The items of a step in global micro-batches, whose parts are padded with `nothing`."""
+    def micro_batches(self, items: Sequence[Any]) -> Iterator[list[Any]]:
+        """The items of a step in global micro-batches, whose parts are padded with None."""
         count = self.accumulation * self.parts
         least, larger = divmod(self.sequences, count)
         batch: list[Any] = []
@@ -69,7 +69,7 @@ class Split:
         for part in range(count):
             end = first + least + (part < larger)
             batch += items[first:end]
-            batch += [nothing] * (self.micro_batch - (end - first))
+            batch += [None] * (self.micro_batch - (end - first))
             first = end
             if (part + 1) % self.parts == 0:
                 yield batch

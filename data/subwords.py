@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain, islice, pairwise, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,15 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
 from common.printable import reason_of
+from data.chunks import Chunk, Row
 from data.errors import DataError
-from data.pieces import Chunk
 from data.token_file import TokenRows
 from data.tokenizer import (
     FIXED_SETTINGS,
     TOKENIZER_FILES,
     CharTokenizer,
     Tokenizer,
-    refuse_without_file,
+    lacks_file,
     smallest_unsigned,
 )
 from data.tokenizer_files import (
@@ -182,26 +182,22 @@ class SubwordTokenizer(Tokenizer):
     def encode(self, text: str) -> NDArray:
         return np.array(self._encodings([text])[0].ids, dtype=self.dtype)
 
-    def encode_rows(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[TokenRows]:
+    def encode_rows(self, rows: Sequence[Row]) -> list[TokenRows]:
         """The texts are shared between all cores."""
-        documents = [
-            [text[begin:end] for begin, end in pairwise([0, *ends, len(text)])]
-            for text, ends in rows
-        ]
-        encodings = iter(self._encodings(list(chain(*documents))))
-        found = []
-        for (_, ends), texts in zip(rows, documents, strict=True):
+        assert self.end_of_text is not None
+        encodings = iter(self._encodings([chunk.text for row in rows for chunk in row]))
+        encoded = []
+        for row in rows:
             ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
-            after: list[int] = []
-            for number, encoding in enumerate(islice(encodings, len(texts))):
+            ends: list[int] = []
+            for chunk, encoding in zip(row, encodings, strict=False):
                 ids.fromlist(encoding.ids)
-                if number < len(ends):
-                    assert self.end_of_text is not None
+                if chunk.ends_document:
                     ids.append(self.end_of_text)
-                    after.append(len(ids))
+                    ends.append(len(ids))
             tokens = np.frombuffer(ids, dtype=self.dtype)
-            found.append(TokenRows(tokens, np.array(after, dtype=np.int64)))
-        return found
+            encoded.append(TokenRows(tokens, np.array(ends, dtype=np.int64)))
+        return encoded
 
     def _encodings(self, texts: list[str]) -> list[Any]:
         with self._refusing():
@@ -292,7 +288,9 @@ class SubwordTokenizer(Tokenizer):
         for name in reversed(TOKENIZER_FILES[1:]):
             found |= read_json(folder / name) if (folder / name).exists() else {}
         found |= chat_template(folder)
-        refuse_without_file(folder)
+        if folder.is_dir() and not (folder / TOKENIZER_FILES[0]).exists():
+            then = f"copy the {TOKENIZER_FILES[0]} there"
+            raise DataError(lacks_file(str(folder), str(folder), then))
         where, content = f"data.tokenizer={folder}", read(folder / TOKENIZER_FILES[0])
         listed, rows = found.get(LISTED), model_settings(folder, CONFIG).get("vocab_size")
         if type(rows) is int:
@@ -319,6 +317,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 def _added(rust: RustTokenizer) -> dict[int, str]:
+    """The added tokens with all their flags."""
     return {number: repr(token) for number, token in rust.get_added_tokens_decoder().items()}
 
 

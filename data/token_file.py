@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import TextLost
-from data.order import NO_WINDOW, BlockOrder
+from data.order import BlockOrder
 
 NUMBER = np.dtype("<i8")
 NO_NUMBERS = np.zeros(0, dtype=np.int64)
@@ -132,8 +132,6 @@ def ends_within(ends: NDArray[np.int64], start: int, length: int) -> NDArray[np.
 
 class TokenStream:
     """Tokens start..stop of a file, or of an array, which are read window by window."""
-
-    nothing = NO_WINDOW
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
+from data.chunks import Row
 from data.errors import DataError, UnknownCharacter
 from data.token_file import TokenRows
 
 CODE_POINTS = 0x110000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "vocab.txt")
-"""Files of tokenizers that have no tokenizer.json."""
 FIXED_SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
     "clean_up_tokenization_spaces": False,
@@ -64,31 +63,16 @@ def bpe_size(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def lacks_file(
-    where: str, value: str, names: Collection[str], then: str = "add data.tokenizer=tokenizer"
-) -> str:
-    """The mistake of a folder or repo with these files, but no tokenizer.json, and the way out.
+def lacks_file(where: str, value: str, then: str = "add data.tokenizer=tokenizer") -> str:
+    """The mistake of a folder or repo without a tokenizer.json, and the way out.
 
     `where` is key and value, `value` what transformers is given to find it.
     """
-    others = [name for name in OTHER_TOKENIZERS if name in names]
-    if not others:
-        return (
-            f"{where} has no {TOKENIZER_FILES[0]}. Set data.tokenizer to a folder or a repo that "
-            f"has one, to {CHARACTERS}, or to bpe:<size>."
-        )
     return (
-        f"{where} has its tokenizer as {' and '.join(others)} and not as {TOKENIZER_FILES[0]}. "
-        f"Convert it with transformers: AutoTokenizer.from_pretrained({value!r})"
-        f".save_pretrained('tokenizer'). Then {then}."
+        f"{where} has no {TOKENIZER_FILES[0]}. Convert a tokenizer of another kind with "
+        f"transformers: AutoTokenizer.from_pretrained({value!r}).save_pretrained('tokenizer'). "
+        f"Then {then}."
     )
-
-
-def refuse_without_file(folder: Path) -> None:
-    """Raise DataError for a folder of a model that has no tokenizer.json."""
-    if folder.is_dir() and not (folder / TOKENIZER_FILES[0]).exists():
-        names, then = [one.name for one in folder.iterdir()], f"copy the {TOKENIZER_FILES[0]} there"
-        raise DataError(lacks_file(str(folder), str(folder), names, then))
 
 
 class Tokenizer(ABC):
@@ -130,12 +114,12 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> NDArray:
         """Token ids (T,) of `dtype`, none added. Raises DataError if the text has no encoding."""
 
-    def encode_rows(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[TokenRows]:
-        """The tokens of rows, each a text and where documents end in it, in characters.
+    @abstractmethod
+    def encode_rows(self, rows: Sequence[Row]) -> list[TokenRows]:
+        """The tokens of rows. An end-of-text token follows each document, if there is one.
 
-        An end-of-text token follows each of these documents. Raises DataError as `encode`.
+        Raises DataError as `encode`.
         """
-        return [TokenRows(self.encode(text), np.array(ends, dtype=np.int64)) for text, ends in rows]
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | NDArray) -> str:
@@ -235,6 +219,14 @@ class CharTokenizer(Tokenizer):
             )
         return self._token_of[points]
 
+    def encode_rows(self, rows: Sequence[Row]) -> list[TokenRows]:
+        encoded = []
+        for row in rows:
+            ends = np.cumsum([len(chunk.text) for chunk in row])
+            is_end = [chunk.ends_document for chunk in row]
+            encoded.append(TokenRows(self.encode("".join(one.text for one in row)), ends[is_end]))
+        return encoded
+
     def decode(self, ids: Sequence[int] | NDArray) -> str:
         return "".join(self.characters[int(i)] for i in ids)
 
@@ -253,18 +245,13 @@ class CharTokenizer(Tokenizer):
         """Load what `save` wrote. Raises DataError if the vocabulary is not valid."""
         path = folder / TOKENIZER_FILES[0]
         try:
-            vocabulary: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"][
-                "vocab"
-            ]
-            characters = sorted(vocabulary, key=vocabulary.__getitem__)
-            numbers = list(map(vocabulary.__getitem__, characters))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            vocabulary: dict[str, int] = dict(content["model"]["vocab"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
-        single = all(len(character) == 1 for character in characters)
-        if not characters or not single or characters != sorted(characters):
-            raise DataError(f"{path} is not a vocabulary of single characters in their order")
-        if numbers != list(range(len(numbers))) or any(
-            type(number) is not int for number in numbers
-        ):
-            raise DataError(f"{path} does not number its characters from 0")
+        characters = sorted(vocabulary)
+        are_single = set(map(len, characters)) == {1}
+        numbers = [vocabulary[character] for character in characters]
+        if not are_single or repr(numbers) != repr([*range(len(numbers))]):  # True is 1, and no int
+            raise DataError(f"{path} does not number single characters from 0, in their order")
         return cls("".join(characters))

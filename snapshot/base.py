@@ -137,7 +137,7 @@ def open_tokenizer(value: str, timeout: float) -> Path:
         source = find(value, timeout, any_model=True)
         contents = None if source.is_run else source.contents
         if contents is not None and TOKENIZER_FILES[0] not in contents.files:
-            raise SnapshotError(lacks_file(named, contents.store.name, contents.files))
+            raise SnapshotError(lacks_file(named, contents.store.name))
         return source.fetch_model(SMALL).path
 
 

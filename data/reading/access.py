@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property, partial
@@ -202,15 +202,13 @@ class Access:
                     raise
         return content
 
-    def note_left_out(self, source: str, left_out: Sequence[str]) -> None:
-        """Report what cannot be read and why, each entry once."""
-        for broken in left_out:
-            with self._lock:
-                if broken in self._left_out:
-                    continue
-                self._left_out.add(broken)
-                since = f"({len(self._left_out):,} since the start)"
-            self.say(f"warning: data.source={source}: left out: {broken} {since}")
+    def note_left_out(self, source: str, what: str) -> None:
+        """Report what cannot be read and why, once."""
+        with self._lock:
+            is_known = what in self._left_out
+            self._left_out.add(what)
+        if not is_known:
+            self.say(f"warning: data.source={source}: left out: {what}")
 
 
 def token_headers() -> dict[str, str]:

@@ -16,7 +16,6 @@ from data.reading.formats import suffixes
 from data.reading.groups import Group
 from data.reading.table import MOST_ROW_BYTES, Row, Table
 
-TITLE = "CSV"
 DELIMITERS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}
 """By extension, what separates fields, and its name."""
 
@@ -47,10 +46,9 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
             yield number, _row(header, fields, table)
 
 
-def columns(table: Table) -> dict[str, str]:
+def columns(table: Table) -> list[str]:
     """The names in the header. Raises DataError if it lacks the column."""
-    header, _ = _opened(table) if table.file.size else ([], None)
-    return dict.fromkeys(header, "text")
+    return _opened(table)[0] if table.file.size else []
 
 
 def _opened(table: Table) -> tuple[list[str], Iterator[list[str]]]:

@@ -81,13 +81,3 @@ class Listing:
     groups: tuple[Group, ...]
     fingerprint: str
     """Hex digest: equal on every machine that has the same data set, wherever its files are."""
-
-
-@dataclass(frozen=True)
-class GroupText:
-    """The rows of one group, read."""
-
-    texts: list[str]
-    """The text of every row that has one, each ending with a newline."""
-    broken: str = ""
-    """What was left out of the group and why; empty if nothing was."""

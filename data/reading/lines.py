@@ -17,7 +17,6 @@ from data.reading.formats import HEAD_BYTES, suffixes
 from data.reading.groups import Group
 from data.reading.table import PIECE_BYTES, Row, Table, check_length
 
-TITLE = "JSON lines"
 GROUP_BYTES = 16 << 20
 """The size of a group of a plain file."""
 SLACK_BYTES = 1 << 18
@@ -45,15 +44,15 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
     return _parsed(_lines_of(content), group)
 
 
-def columns(table: Table) -> dict[str, str]:
-    """The keys of the first rows, up to one with the column, each with its Python type."""
-    names: dict[str, str] = {}
+def columns(table: Table) -> list[str]:
+    """The keys of the first rows, up to one with the column."""
+    names: dict[str, None] = {}
     for _, row in islice(rows(table, table.whole()[0]), FIRST_ROWS):
         if not isinstance(row, BadRow):
-            names |= {name: type(row[name]).__name__ for name in row if name not in names}
+            names |= dict.fromkeys(row)
         if table.column.among(names):
             break
-    return names
+    return [*names]
 
 
 def _is_array(table: Table) -> bool:

@@ -17,7 +17,7 @@ from data.progress import Progress
 from data.reading.access import Access
 from data.reading.files import find_files, format_of_all
 from data.reading.formats import format_of
-from data.reading.groups import TRAIN, DataFile, Group, GroupText, Listing
+from data.reading.groups import TRAIN, DataFile, Group, Listing
 from data.reading.table import MOST_GROUP_BYTES, Format, Table, reader_of
 
 SAMPLE_BYTES = 1 << 16
@@ -82,15 +82,11 @@ def list_source(
 
 def check_columns(table: Table) -> None:
     """Raise DataError if a file's first rows, header or footer lack the column."""
-    if names := columns_of(table):
-        table.column.find(table.where, names)
-
-
-def columns_of(table: Table) -> dict[str, str]:
-    """Name and type of each column. Raises BrokenText if the file is damaged."""
     table = replace(table, ahead=FIRST_REQUEST_BYTES)
     with table.decoding():
-        return format_for(table).columns(table) if table.file.size else {}
+        names = format_for(table).columns(table) if table.file.size else []
+    if names:
+        table.column.find(table.where, names)
 
 
 def _groups(tables: Sequence[Table], progress: Progress) -> list[Group]:
@@ -187,11 +183,11 @@ def documents(
 
 def read_group(
     listing: Listing, group: Group, access: Access, skip_broken: bool = False
-) -> GroupText:
+) -> list[str]:
     """The texts of a group; only its bytes are read, and of Parquet only the column of text.
 
-    With `skip_broken` a bad row is left out, and a group that cannot be decoded: the same at every
-    start. A group that cannot be fetched is waited for, or ends the run.
+    Each ends with a newline. With `skip_broken` a bad row is left out with a warning, or a group
+    that cannot be decoded. A group that cannot be fetched is waited for, or ends the run.
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
@@ -200,18 +196,21 @@ def read_group(
     # Perhaps the file is fine and only arrived damaged, so it is fetched once more.
     for is_last in (False, True) if file.is_remote else (True,):
         try:
-            return GroupText(_texts(table, group))
+            return _texts(table, group)
         except BrokenText as error:
             if is_last and not skip_broken:
                 remedy = "data.skip_broken=true leaves out what is broken."
                 raise BrokenText(f"{error} {remedy}") from error
+    texts: list[str] = []
     bad: list[str] = []
     try:
         texts = _texts(table, group, bad)
     except BrokenText as error:
-        return GroupText([], broken=f"{table.place(group)}: {reason_of(error)}")
-    others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
-    return GroupText(texts, broken=f"{bad[0]}{others}" if bad else "")
+        bad = [f"{table.place(group)}: {reason_of(error)}"]
+    if bad:
+        others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
+        access.note_left_out(listing.name, bad[0] + others)
+    return texts
 
 
 def _texts(table: Table, group: Group, left_out: list[str] | None = None) -> list[str]:

@@ -6,12 +6,13 @@ records after the header, of Parquet the rows of the file.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, Any, Protocol, cast
+
+from fsspec.spec import AbstractBufferedFile
 
 from common.printable import reason_of
 from common.shared_files import digest_of, keep, kept
@@ -48,9 +49,6 @@ A person counts so: from 1 in its group, and for JSON lines blank lines, too.
 class Format(Protocol):
     """What the module of a format provides."""
 
-    TITLE: str
-    """The name of the format, for a user."""
-
     def groups(self, table: Table) -> list[Group]:
         """The groups of rows of a file, none if it has no rows.
 
@@ -65,8 +63,8 @@ class Format(Protocol):
         if the rest of the group cannot be decoded.
         """
 
-    def columns(self, table: Table) -> dict[str, str]:
-        """The columns of a file, each with its type in words; for JSON those of its first rows."""
+    def columns(self, table: Table) -> list[str]:
+        """The names of a file's columns; for JSON those of its first rows."""
 
 
 def reader_of(name: str) -> Format:
@@ -110,8 +108,8 @@ class Table:
         raw = FileRange(self, self.ahead)
         head = decompressed(self.file.name, raw).read(HEAD_BYTES)
         self.refuse_content(head)
-        # Opened anew, because not every decompressor can seek back, and some close the file.
-        return decompressed(self.file.name, raw.reopened()), head
+        raw.seek(0)  # opened anew, because not every decompressor can seek back
+        return decompressed(self.file.name, raw), head
 
     def refuse_content(self, head: bytes) -> None:
         """Raise BrokenText if the first bytes of the content are of another format."""
@@ -188,47 +186,20 @@ class Table:
         return BrokenText(f"data.source={self.source}: {sentence}")
 
 
-class FileRange(io.RawIOBase):
-    """A file for readers that seek. One range of it is in memory; others are read when needed."""
+class FileRange(AbstractBufferedFile):
+    """A file for readers that seek: whenever bytes are needed, `ahead` more are read with them.
+
+    What was read last is in memory. Closing it, as decoders do, changes nothing.
+    """
+
+    _unclosable = True
 
     def __init__(self, table: Table, ahead: int = 0) -> None:
-        """Whenever bytes are needed, at least `ahead` bytes are read."""
-        super().__init__()
-        self._table, self._ahead = table, ahead
-        self._begin, self._bytes = 0, memoryview(b"")
-        self._at = 0
+        super().__init__(None, table.file.name, block_size=ahead, size=table.file.size)
+        self._table = table
 
-    def load(self, begin: int, end: int) -> None:
-        """Have a range in memory."""
-        if begin < self._begin or end > self._begin + len(self._bytes):
-            self._bytes = memoryview(b"")  # frees the one before
-            self._bytes = memoryview(self._table.read(begin, max(end, begin + self._ahead)))
-            self._begin = begin
-
-    def reopened(self) -> FileRange:
-        """The same file from its beginning, with the same range in memory."""
-        again = FileRange(self._table, self._ahead)
-        again._begin, again._bytes = self._begin, self._bytes
-        return again
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        size = self._table.file.size
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: size}[whence] + offset
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._table.file.size
-        first, last = self._at, end if size < 0 else max(self._at, min(self._at + size, end))
-        self.load(first, last)
-        content = bytes(self._bytes[first - self._begin : last - self._begin])
-        self._at += len(content)
-        return content
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return bytes(self._table.read(start, end))
 
 
 def check_length(size: int) -> None:

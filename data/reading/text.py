@@ -6,11 +6,9 @@ import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from data.pieces import Piece, with_final_newline
+from data.chunks import Part, with_final_newline
 from data.reading.groups import Group
 from data.reading.table import PIECE_BYTES, Row, Table
-
-TITLE = "text"
 
 
 def groups(table: Table) -> list[Group]:
@@ -24,13 +22,13 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
         yield 1, {table.column.name: text}
 
 
-def columns(table: Table) -> dict[str, str]:
+def columns(table: Table) -> list[str]:
     """The text."""
-    return {table.column.name: "text"}
+    return [table.column.name]
 
 
-def text_pieces(tables: Sequence[Table]) -> Iterator[Piece]:
-    """Files, each a document, decoded as UTF-8 in pieces. Byte order marks are removed.
+def text_parts(tables: Sequence[Table]) -> Iterator[Part]:
+    """Files, each a document, decoded as UTF-8 in parts. Byte order marks are removed.
 
     Every document ends with a newline, but a single file is not changed. Of several, an empty one
     is no document.
@@ -39,13 +37,13 @@ def text_pieces(tables: Sequence[Table]) -> Iterator[Piece]:
         last = ""
         for text in _decoded(table):
             if last:
-                yield {"text": last, "ends": []}
+                yield last, False
             last = text
         if len(tables) > 1:
             if not last:
                 continue
             last = with_final_newline(last)
-        yield {"text": last, "ends": [len(last)]}
+        yield last, True
 
 
 def _decoded(table: Table) -> Iterator[str]:

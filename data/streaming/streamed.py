@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.columns import MASKED
+from data.chunks import utf8_bytes
 from data.corpus import Corpus
 from data.errors import DataError, cache_error
 from data.order import Mix
-from data.pieces import utf8_bytes
 from data.prepared import FORMAT, CorpusInfo
 from data.progress import Progress
 from data.public_names import public_name
@@ -26,12 +23,12 @@ from data.reading.access import Access
 from data.reading.groups import TRAIN, Listing
 from data.reading.rows import list_source, read_group
 from data.streaming.cache import TokenCache
-from data.streaming.walk import Block, Cursor, ReadAhead, StreamOrder, Walk
+from data.streaming.walk import Block, Cursor, ReadAhead, Walk
 from data.streaming.windows import (
-    LEFT_OUT,
     Stream,
     StreamSource,
     held_out_parts,
+    parts_of,
     texts_as_tokens,
 )
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
@@ -42,20 +39,6 @@ CACHE = "stream"
 """The folder in `data.cache_dir`."""
 MOST_AHEAD = 64
 """Windows of each source: of a short text these are epochs, each with an order of its own."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A source of a mix."""
-
-    source: str
-    weight: float = 1.0
-    text_column: str | None = None
-
-
-def parts_of(data: Any) -> Sequence[Any]:
-    """The sources of a streamed text, by the keys `data.*`: each as `Part` has it."""
-    return data.mix or [Part(data.source)]
 
 
 def list_stream(
@@ -82,9 +65,9 @@ def open_stream(
     tokenizer: str | Path,
     seed: int,
     reads_ahead: bool = False,
-    **options: Any,
+    say: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """The stream of the keys `data.*`, see `stream_corpus`; `options` are those of `Stream`.
+    """The stream of the keys `data.*`, see `stream_corpus`; `say` receives progress lines.
 
     Rows of `data.held_out_split` are read at the commits of what is trained on, so they are the
     same whenever the branch moves. Raises DataError.
@@ -101,23 +84,19 @@ def open_stream(
                 "trained on as well. Choose another split, or leave it out."
             )
     ahead = data.prefetch_bytes // (data.window_bytes * len(listings))
-    settings = {
-        "listings": listings,
-        "weights": [part.weight for part in parts_of(data)],
-        "tokenizer": fixed_tokenizer(tokenizer),
-        "seed": seed,
-        "val_fraction": data.val_fraction,
-        "window_bytes": data.window_bytes,
-        "held_out_bytes": data.held_out_bytes,
-        "held_out": held_out,
-        "skip_broken": data.skip_broken,
-        "masks": data.documents == MASKED,
-        "read": partial(read_group, access=access, skip_broken=data.skip_broken),
-        "cache_dir": access.cache_dir,
-        "cache_bytes": data.stream_cache_bytes,
-        "windows_ahead": min(MOST_AHEAD, max(1, ahead)) if reads_ahead else 0,
-    }
-    return stream_corpus(Stream(**settings | options))
+    return stream_corpus(
+        Stream(
+            data=data,
+            listings=listings,
+            held_out=held_out,
+            tokenizer=fixed_tokenizer(tokenizer),
+            seed=seed,
+            read=partial(read_group, access=access, skip_broken=data.skip_broken),
+            cache_dir=access.cache_dir,
+            windows_ahead=min(MOST_AHEAD, max(1, ahead)) if reads_ahead else 0,
+            say=say,
+        )
+    )
 
 
 def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
@@ -134,9 +113,10 @@ def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
 
 
 class StreamedText:
-    """The sources of a run, mixed. It is read in one order, once."""
+    """The sources of a run, mixed. It is read in one order, once, which is itself.
 
-    nothing: Block = ()
+    The loader asks for blocks some steps ahead, so the cursors after these steps are remembered.
+    """
 
     def __init__(self, sources: Sequence[StreamSource], stream: Stream) -> None:
         self.sources = sources
@@ -145,7 +125,8 @@ class StreamedText:
         """Whether blocks say where documents begin."""
         self._ahead = ReadAhead(stream.windows_ahead)
         self._start = [Cursor() for _ in sources]
-        self._order: StreamOrder | None = None
+        self._walks: list[Walk] = []
+        self._after: dict[int, list[Cursor]] = {}
 
     def begin_at(self, state: Sequence[dict[str, Any]]) -> None:
         """Continue where the snapshot with this state ends. Raises DataError for other weights."""
@@ -157,14 +138,39 @@ class StreamedText:
                 "these weights. Restore the weights, or give the new run another run.name."
             )
 
-    def order(self, block_size: int, seed: int, global_batch_size: int) -> StreamOrder:
+    def order(self, block_size: int, seed: int, global_batch_size: int) -> StreamedText:
         """The order of the blocks, from where the run begins; the seed is that of the text."""
         pairs = list(zip(self.sources, self._start, strict=True))
         for source, start in reversed(pairs):  # the first one is read by whoever takes a block
             self._ahead.ask(source, (start.epoch, start.window))
-        walks = [Walk(source, start, self._ahead) for source, start in pairs]
-        self._order = StreamOrder(walks, self.mix, block_size, global_batch_size)
-        return self._order
+        self._walks = [Walk(source, start, self._ahead) for source, start in pairs]
+        self._next = sum(start.blocks for start in self._start)
+        self._block_size, self._global_batch_size = block_size, global_batch_size
+        return self
+
+    def items(self, first: int, count: int) -> list[Block]:
+        """The items of a loader for the next blocks of the run, in whole steps.
+
+        Raises DataError as reading does.
+        """
+        assert first == self._next, "blocks are taken one after another"
+        blocks: list[Block] = []
+        for sources in self.mix.sources(first, count).reshape(-1, self._global_batch_size):
+            counts = np.bincount(sources, minlength=len(self._walks)).tolist()
+            of_sources = [
+                iter(walk.take(wanted, self._block_size))
+                for walk, wanted in zip(self._walks, counts, strict=True)
+            ]
+            blocks += [next(of_sources[source]) for source in sources.tolist()]
+            self._next += len(sources)
+            step = self._next // self._global_batch_size
+            self._after[step] = [walk.cursor for walk in self._walks]
+        return blocks
+
+    def epoch_of(self, sequence: int) -> int:
+        """The lowest epoch of all sources after the step that ends with this sequence."""
+        cursors = self._after[(sequence + 1) // self._global_batch_size]
+        return min(cursor.epoch for cursor in cursors)
 
     def block(self, spans: Block, most: int) -> tuple[NDArray, NDArray[np.int64]]:
         """The tokens of a block, and where documents begin, if they are masked."""
@@ -195,14 +201,13 @@ class StreamedText:
 
     def finish(self, step: int) -> list[dict[str, Any]]:
         """What a snapshot after `step` stores, by source: where the next block begins."""
-        assert self._order is not None
         return [
             {
                 "source": public_name(source.listing.name),
                 "revision": source.listing.revision,
                 **vars(cursor),
             }
-            for source, cursor in zip(self.sources, self._order.finish(step), strict=True)
+            for source, cursor in zip(self.sources, self._after.pop(step), strict=True)
         ]
 
 
@@ -215,7 +220,7 @@ def stream_corpus(stream: Stream) -> Corpus:
     refuse_two_names(stream.listings)
     parts = held_out_parts(stream.listings, stream.held_out_share)
     try:
-        cache = TokenCache(stream.cache_dir.expanduser() / CACHE, stream.cache_bytes)
+        cache = TokenCache(stream.cache_dir.expanduser() / CACHE, stream.data.stream_cache_bytes)
         sources = [
             StreamSource(listing, number, stream, cache, parts[number])
             for number, listing in enumerate(stream.listings)
@@ -249,37 +254,31 @@ def refuse_two_names(listings: Sequence[Listing]) -> None:
 def _open_held_out(sources: Sequence[StreamSource], stream: Stream, cache: TokenCache) -> TokenFile:
     """The held-out rows of each source, its share of them. Raises DataError, OSError."""
     total = sum(stream.weights)
-    shares = [max(1, int(stream.held_out_bytes * (one / total))) for one in stream.weights]
+    shares = [max(1, int(stream.data.held_out_bytes * (one / total))) for one in stream.weights]
     pairs = list(zip(sources, shares, strict=True))
 
     def write(path: Path) -> None:
-        texts: list[list[str]] = []
-        left_out: list[list[str]] = []
+        texts: list[str] = []
         with Progress(stream.say) as progress:
             for source, share in pairs:
                 progress.doing(f"reading held-out rows of {source.listing.name}")
-                left_out.append([])
-                texts.append(source.held_out_texts(share, left_out[-1]))
-                if not texts[-1]:
+                texts += (of_source := source.held_out_texts(share))
+                if not of_source:
                     raise DataError(
                         f"data.source={source.listing.name} has no held-out row. Raise "
                         "data.val_fraction, name another data.held_out_split, or use more text."
                     )
-        tokenizer, every = stream.tokenizer, list(chain(*texts))
-        rows = list(texts_as_tokens(every, tokenizer))
+        tokenizer = stream.tokenizer
+        rows = list(texts_as_tokens(texts, tokenizer))
         facts = {
-            "text_bytes": sum(map(utf8_bytes, every)),
-            "lost": lost_in(every, tokenizer),
+            "text_bytes": sum(map(utf8_bytes, texts)),
+            "lost": lost_in(texts, tokenizer),
             "unknown": sum(int((part.tokens == tokenizer.unknown).sum()) for part in rows),
-            LEFT_OUT: left_out,
         }
         write_tokens(path, rows, tokenizer.dtype, **facts)
 
     key = json.dumps([(source.held_out_key, share) for source, share in pairs]).encode()
-    file = cache.open(f"{hashlib.sha256(key).hexdigest()[:16]}-held-out", write)
-    for source, left_out in zip(sources, file.facts[LEFT_OUT], strict=True):
-        source.note(left_out)
-    return file
+    return cache.open(f"{hashlib.sha256(key).hexdigest()[:16]}-held-out", write)
 
 
 def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo:
@@ -289,7 +288,7 @@ def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo
         text.mix.blocks.tolist(),
         stream.tokenizer.identity.hex(),
         stream.held_out_share,
-        stream.window_bytes,
+        stream.data.window_bytes,
         *(listing.fingerprint for listing in stream.held_out),
     )
     train_bytes = sum(source.text_bytes for source in text.sources)

@@ -8,7 +8,6 @@ reading them: so a snapshot has a cursor for each source, and a start reads one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -16,15 +15,13 @@ from queue import SimpleQueue
 import numpy as np
 
 from data.errors import DataError
-from data.order import Mix
-from data.streaming.windows import LEFT_OUT, StreamSource
+from data.streaming.windows import StreamSource
 from data.token_file import TokenFile
 
 Span = tuple[TokenFile, int, int]
 """Tokens of a window: its file, the first token, their number."""
 Block = tuple[Span, ...]
-"""An item of the loader: the spans with the tokens of a block and the one after it. Without any it
-pads a batch: a row whose targets do not count."""
+"""An item of the loader: the spans with the tokens of a block and the one after it."""
 WindowId = tuple[int, int]
 """Epoch, and window in the epoch."""
 
@@ -107,30 +104,21 @@ class Walk:
         if self._start is not None and count:
             self._resume(self._start)
             self._start = None
-        blocks: list[Block] = []
-        while left := count - len(blocks):
-            # The block that ends with a file's last token is not among them: its target is in the
-            # next file.
-            whole = min(left, (len(self._file) - self._offset - 1) // block_size)
-            for _ in range(whole):
-                blocks.append(((self._file, self._offset, block_size + 1),))
-                self._offset += block_size
-            if not whole:
-                blocks.append(self._across_files(block_size))
         self._blocks += count
-        return blocks
+        return [self._block(block_size) for _ in range(count)]
 
-    def _across_files(self, block_size: int) -> Block:
-        """A block whose last target, or more of it, is in a later window."""
-        parts: list[Span] = []
-        left = block_size
+    def _block(self, left: int) -> Block:
+        """The next block, of so many tokens, and the one after it: perhaps in later windows."""
+        spans: list[Span] = []
         while left:
-            count = min(left, len(self._file) - self._offset)
-            parts.append((self._file, self._offset, count))
+            file, first = self._file, self._offset
+            count = min(left, len(file) - first)
             self._offset += count
             left -= count
             self._skip_ended()
-        return (*parts, (self._file, self._offset, 1))
+            has_next = left == 0 and file is self._file
+            spans.append((file, first, count + has_next))
+        return tuple(spans) if has_next else (*spans, (self._file, self._offset, 1))
 
     @property
     def cursor(self) -> Cursor:
@@ -179,50 +167,4 @@ class Walk:
 
     def _open(self) -> None:
         self._file = self._source.open(*self._place)
-        self._source.note(self._file.facts[LEFT_OUT])
         self._ahead.reached(self._source, self._place)  # what comes next must not delay this one
-
-
-class StreamOrder:
-    """The blocks of a run in their order, and the cursors after each step.
-
-    The loader asks for blocks some steps ahead, so the cursors of these steps are remembered.
-    """
-
-    nothing: Block = ()
-
-    def __init__(
-        self, walks: Sequence[Walk], mix: Mix, block_size: int, global_batch_size: int
-    ) -> None:
-        self._walks, self._mix = walks, mix
-        self._block_size, self._global_batch_size = block_size, global_batch_size
-        self._next = sum(walk.cursor.blocks for walk in walks)
-        self._after: dict[int, list[Cursor]] = {}
-
-    def items(self, first: int, count: int) -> list[Block]:
-        """The items of a loader for the next blocks of the run, in whole steps.
-
-        Raises DataError as reading does.
-        """
-        assert first == self._next, "blocks are taken one after another"
-        blocks: list[Block] = []
-        for sources in self._mix.sources(first, count).reshape(-1, self._global_batch_size):
-            counts = np.bincount(sources, minlength=len(self._walks)).tolist()
-            of_sources = [
-                iter(walk.take(wanted, self._block_size))
-                for walk, wanted in zip(self._walks, counts, strict=True)
-            ]
-            blocks += [next(of_sources[source]) for source in sources.tolist()]
-            self._next += len(sources)
-            step = self._next // self._global_batch_size
-            self._after[step] = [walk.cursor for walk in self._walks]
-        return blocks
-
-    def epoch_of(self, sequence: int) -> int:
-        """The lowest epoch of all sources after the step that ends with this sequence."""
-        cursors = self._after[(sequence + 1) // self._global_batch_size]
-        return min(cursor.epoch for cursor in cursors)
-
-    def finish(self, step: int) -> list[Cursor]:
-        """The cursors after a step that has been computed."""
-        return self._after.pop(step)

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data.chunks import ROWS_AT_ONCE, rows_of, utf8_bytes
+from data.columns import MASKED
 from data.errors import TextLost, cache_error
 from data.order import GROUPS, ROWS, mixed, permuted, random_words
-from data.pieces import ROWS_AT_ONCE, chunks_of, pieces_of, rows_of, utf8_bytes
 from data.prepared import FORMAT
-from data.reading.groups import Group, GroupText, Listing
+from data.reading.groups import Group, Listing
 from data.streaming.cache import TokenCache
 from data.token_file import TokenFile, TokenRows, write_tokens
 from data.tokenizer import Tokenizer
@@ -33,47 +34,58 @@ READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
 EPOCHS_IN_MEMORY = 2
 """The order of groups of the present epoch, and of the next for what is read ahead."""
-LEFT_OUT = "left_out"
-"""In the facts of a file: what of its text cannot be read and why, one entry each."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source of a mix."""
+
+    source: str
+    weight: float = 1.0
+    text_column: str | None = None
+
+
+def parts_of(data: Any) -> Sequence[Any]:
+    """The sources of a streamed text, by the keys `data.*`: each as `Part` has it."""
+    return data.mix or [Part(data.source)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
     """Data sets that are mixed, and how they are read."""
 
-    # What decides the rows and their order, on whatever machine they are read.
+    data: Any
+    """The keys `data.*`."""
     listings: Sequence[Listing]
-    weights: Sequence[float]
-    tokenizer: Tokenizer
-    seed: int
-    val_fraction: float
-    """The share of text that is held out (for validation), unless `held_out` names data sets."""
-    window_bytes: int
-    held_out_bytes: int
-    """How much held-out text is evaluated; each data set has its share of it."""
     held_out: Sequence[Listing] = ()
     """Data sets of which all rows are held out, one for each in `listings`; or none."""
-    skip_broken: bool = False
-    """Whether rows that cannot be read are left out."""
-    masks: bool = False
-    """Whether blocks say where documents begin."""
+    tokenizer: Tokenizer
+    seed: int
 
     # What affects time and space, but no row.
-    read: Callable[[Listing, Group], GroupText]
-    """Reads the rows of a group, from any thread; with `skip_broken` without those it cannot."""
+    read: Callable[[Listing, Group], list[str]]
+    """Reads the texts of a group, from any thread; without those that are broken, if `data.*` says
+    so."""
     cache_dir: Path
-    cache_bytes: int
     windows_ahead: int = 0
     """How many windows of each source this process prepares ahead of the present one."""
-    left_out: Callable[[str, Sequence[str]], None] | None = None
-    """Called with a data set's name and what of it cannot be read, when a window is opened."""
     say: Callable[[str], None] | None = None
     """Receives progress lines."""
 
     @property
+    def weights(self) -> list[float]:
+        """The weights of the data sets."""
+        return [part.weight for part in parts_of(self.data)]
+
+    @property
+    def masks(self) -> bool:
+        """Whether blocks say where documents begin."""
+        return self.data.documents == MASKED
+
+    @property
     def held_out_share(self) -> float:
         """The share of the text of `listings` that is held out."""
-        return 0.0 if self.held_out else self.val_fraction
+        return 0.0 if self.held_out else self.data.val_fraction
 
 
 class StreamSource:
@@ -109,20 +121,15 @@ class StreamSource:
         except OSError as error:
             raise TextLost(str(cache_error(self._stream.cache_dir, error))) from error
 
-    def note(self, left_out: Sequence[str]) -> None:
-        """Report what cannot be read: at every start the same, whoever has made the file."""
-        if self._stream.left_out is not None:
-            self._stream.left_out(self.listing.name, left_out)
-
-    def texts(self, epoch: int, window: int, left_out: list[str]) -> list[str]:
-        """The rows of a window in their order; adds to `left_out`. Raises DataError."""
-        texts = self._read(self.windows(epoch)[window], left_out, held_out=False)
+    def texts(self, epoch: int, window: int) -> list[str]:
+        """The rows of a window in their order. Raises DataError."""
+        texts = self._read(self.windows(epoch)[window], held_out=False)
         keys = random_words(ROWS, self._stream.seed, self.number, epoch, window)
         order = permuted(np.arange(len(texts)), len(texts), keys)
         return [texts[row] for row in order.tolist()]
 
-    def held_out_texts(self, enough_bytes: int, left_out: list[str]) -> list[str]:
-        """The first held-out rows, until there are so many bytes; adds to `left_out`.
+    def held_out_texts(self, enough_bytes: int) -> list[str]:
+        """The first held-out rows, until there are so many bytes.
 
         Groups are read as long as what was expected of the ones before is not enough.
         """
@@ -134,7 +141,7 @@ class StreamSource:
         while left > 0 and first < len(groups):
             before = expected[first - 1] if first else 0
             last = int(np.searchsorted(expected, before + left)) + 1
-            for text in self._read(groups[first:last], left_out, held_out=True):
+            for text in self._read(groups[first:last], held_out=True):
                 if left > 0:
                     texts.append(text)
                     left -= utf8_bytes(text)
@@ -142,27 +149,24 @@ class StreamSource:
         return texts
 
     def _write(self, epoch: int, window: int, path: Path) -> None:
-        left_out: list[str] = []
-        texts = self.texts(epoch, window, left_out)
         tokenizer = self._stream.tokenizer
-        rows = texts_as_tokens(texts, tokenizer)
-        write_tokens(path, rows, tokenizer.dtype, **{LEFT_OUT: left_out})
+        rows = texts_as_tokens(self.texts(epoch, window), tokenizer)
+        write_tokens(path, rows, tokenizer.dtype)
 
     def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
         keys = random_words(GROUPS, self._stream.seed, self.number, epoch, 0)
         trained = np.flatnonzero(self.held_out < 1)
-        return epoch_windows(self.listing, trained, keys, self._stream.window_bytes)
+        return epoch_windows(self.listing, trained, keys, self._stream.data.window_bytes)
 
-    def _read(self, groups: NDArray[np.int64], left_out: list[str], held_out: bool) -> list[str]:
+    def _read(self, groups: NDArray[np.int64], held_out: bool) -> list[str]:
         """The rows of groups that are held out, or those that are not."""
         chosen = [self.listing.groups[group] for group in groups.tolist()]
         texts: list[str] = []
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             read = pool.map(partial(self._stream.read, self.listing), chosen)
-            for part, found in zip(self.held_out[groups], read, strict=True):
-                left_out += [found.broken] if found.broken else []
-                cut = math.ceil(part * len(found.texts))
-                texts += found.texts[:cut] if held_out else found.texts[cut:]
+            for part, of_group in zip(self.held_out[groups], read, strict=True):
+                cut = math.ceil(part * len(of_group))
+                texts += of_group[:cut] if held_out else of_group[cut:]
         return texts
 
     @cached_property
@@ -170,7 +174,7 @@ class StreamSource:
         """What the held-out rows follow from."""
         digest = hashlib.sha256(self._stream.tokenizer.identity)
         digest.update(f"{FORMAT}\0{self.listing.fingerprint}".encode())
-        digest.update(f"\0{self._stream.skip_broken}".encode())
+        digest.update(f"\0{self._stream.data.skip_broken}".encode())
         digest.update(self.held_out.tobytes())
         for file in self.listing.files:
             digest.update(f"\0{file.version}".encode())
@@ -178,16 +182,16 @@ class StreamSource:
 
     @cached_property
     def _window_key(self) -> str:
-        seed, window_bytes = self._stream.seed, self._stream.window_bytes
+        seed, window_bytes = self._stream.seed, self._stream.data.window_bytes
         place = f"{self.held_out_key}\0{self.number}\0{seed}\0{window_bytes}"
         return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def texts_as_tokens(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[TokenRows]:
     """The tokens of documents, in order. Raises DataError if the tokenizer has none for one."""
-    rows = rows_of(chunks_of(pieces_of(texts), sys.maxsize))
+    rows = rows_of((text, True) for text in texts)
     while batch := list(islice(rows, ROWS_AT_ONCE)):
-        yield from tokenizer.encode_rows([(row["text"], row["ends"]) for row in batch])
+        yield from tokenizer.encode_rows(batch)
 
 
 def epoch_windows(

@@ -18,7 +18,6 @@ COMMANDS = {
     "evaluate": runs.command("{run}", "--json", script="evaluate.py"),
     "snapshot list": [*runs.MODULE, "list", "{run}"],
     "snapshot verify": [*runs.MODULE, "verify", "{run}/snapshots/step-00000010"],
-    "data inspect": [sys.executable, "-m", "data", "inspect", "{rows}"],
     "config.help": [sys.executable, "-m", "config.help"],
 }
 

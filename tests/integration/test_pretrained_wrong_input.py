@@ -146,7 +146,7 @@ def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkey
         tokenizer_of_run(
             load_config(before), BEGUN, open_base("model.pretrained", str(folder), 5.0)
         )
-    assert "as vocab.json and merges.txt and not as tokenizer.json" in str(refused.value)
+    assert "has no tokenizer.json. Convert a tokenizer of another kind" in str(refused.value)
     assert "Then add data.tokenizer=tokenizer." in str(refused.value)
     with pytest.raises(DataError, match="Then copy the tokenizer"):
         tokenizer_of(folder)

@@ -134,5 +134,5 @@ def test_a_size_that_no_vocabulary_has_is_refused(name):
 
 def test_a_tokenizer_that_is_nowhere_gets_a_sentence(small, tmp_path):
     result = runs.train(*small, f"data.tokenizer={tmp_path}", f"run.dir={tmp_path / 'run'}", code=2)
-    assert f"={tmp_path} has no tokenizer.json. Set data.tokenizer to a" in result.stderr
+    assert f"={tmp_path} has no tokenizer.json. Convert a tokenizer" in result.stderr
     assert "Traceback" not in result.stderr

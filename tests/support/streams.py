@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from config.schema import DataConfig
 from data.corpus import Corpus
 from data.reading.access import Access
 from data.reading.rows import list_source, read_group
 from data.streaming.streamed import fixed_tokenizer, stream_corpus
-from data.streaming.windows import Stream
+from data.streaming.windows import Part, Stream
 from data.tokenizer import OF_BYTES
 
 
@@ -44,20 +45,24 @@ def lines_folder(folder: Path, name: str, files: int = 2, rows: int = 40) -> Pat
 
 
 def stream_of(listings, weights, read, tokenizer, **settings) -> Corpus:
-    """A stream, by the settings of it."""
-    named = {"listings": listings, "weights": weights, "read": read, "tokenizer": tokenizer}
-    return stream_corpus(Stream(**named, **settings))
+    """A stream, by its settings: those of `Stream`, and keys of `data.*`."""
+    own = {key: settings.pop(key) for key in Stream.__annotations__.keys() & settings.keys()}
+    mix = [Part(listing.name, weight) for listing, weight in zip(listings, weights, strict=True)]
+    data = DataConfig(mix=mix, **settings)
+    return stream_corpus(
+        Stream(data=data, listings=listings, read=read, tokenizer=tokenizer, **own)
+    )
 
 
 def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **settings) -> Corpus:
     """A stream of local data sets, in bytes, with its cache in a folder."""
-    access = Access(folder)
+    access = Access(folder, settings.get("say"))
     options = {
         "seed": 1,
         "val_fraction": 0.1,
         "window_bytes": 3000,
         "windows_ahead": 2,
-        "cache_bytes": 1_000_000,
+        "stream_cache_bytes": 1_000_000,
         "held_out_bytes": 1000,
         "cache_dir": folder,
         **settings,

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from data.pieces import Chunk
+from data.chunks import Chunk
 from data.subwords import SubwordTokenizer, train_bpe
 
 WORDS = "the run goes on where it was, and no step is lost or done twice. Größe, 日本語, 🙂 "

@@ -18,12 +18,12 @@ from data.sources import open_source
 
 def texts_of(reader, source, cache, column="text"):
     if reader == "prepared":
-        pieces = open_source(str(source), TextColumn(column), cache).read()
-        return "".join(piece["text"] for piece in pieces)
+        return "".join(
+            text for text, _ in open_source(str(source), TextColumn(column), cache).read()
+        )
     access = Access(cache)
     listing = list_source(str(source), column, access)
-    texts = [read_group(listing, group, access).texts for group in listing.groups]
-    return "".join(text for group in texts for text in group)
+    return "".join(text for group in listing.groups for text in read_group(listing, group, access))
 
 
 def complaint(reader, source, cache, column="text"):

@@ -19,11 +19,11 @@ from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
 from data.reading.groups import Listing
-from data.streaming.streamed import StreamedText, list_stream, open_stream, parts_of
+from data.streaming.streamed import StreamedText, list_stream, open_stream
+from data.streaming.windows import parts_of
 from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
 from snapshot.base import Base, open_tokenizer
-from snapshot.disk.folder import names_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
@@ -64,7 +64,6 @@ def prepare_text(
             access,
             listings or (list_stream(data, access, revisions) if revisions else []),
             first,
-            accelerator.is_main_process,
         ),
     )
     if not (is_one_machine() or equal_on_all(accelerator, corpus.info.fingerprint)):
@@ -83,7 +82,6 @@ def open_text(
     access: Access,
     listings: Sequence[Listing] = (),
     first: bool = True,
-    is_main: bool = True,
 ) -> Corpus:
     """The text of the keys `data.*`: streamed from its `listings`, or prepared on this disk.
 
@@ -103,11 +101,8 @@ def open_text(
             verify=first,
             say=say,
         )
-    left_out = access.note_left_out if is_main else None
     with access.at_start():
-        return open_stream(
-            data, listings, access, tokenizer, seed, reads_ahead=first, left_out=left_out, say=say
-        )
+        return open_stream(data, listings, access, tokenizer, seed, reads_ahead=first, say=say)
 
 
 def revisions_of(data: DataConfig, state: RunState | None) -> list[str | None]:
@@ -137,7 +132,7 @@ def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | P
             folder = open_tokenizer(name, config.hub.timeout_seconds)
     if (folder / TOKENIZER_FILES[0]).is_file():
         return folder
-    raise DataError(lacks_file(f"data.tokenizer={name}", name, names_in(folder)))
+    raise DataError(lacks_file(f"data.tokenizer={name}", name))
 
 
 def begin_stream(corpus: Corpus, config: Config, state: RunState | None) -> None:

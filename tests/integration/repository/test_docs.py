@@ -16,7 +16,6 @@ from cloud import attempts
 from config.compose import load_config
 from config.help import PRESETS, markdown
 from config.schema import KEYS
-from data import __main__ as data_command
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
 from snapshot import __main__ as snapshot_command
@@ -91,7 +90,6 @@ READERS: dict[str, Callable[[list[str]], object]] = {
     "sample.py": sample.parse,
     "evaluate.py": evaluate.parse,
     "-m snapshot": read_module(snapshot_command.parse, snapshot_command.COMMANDS),
-    "-m data": read_module(data_command.parse, data_command.COMMANDS),
     "-m cloud.attempts": read_attempts,
     "accelerate-gpt": read_attempts,
     "code.tar.gz": read_attempts,

@@ -20,9 +20,9 @@ ARROWS = {
     # Sources are read by one package, prepared and streamed.
     "data": {"data/reading"},
     "data/reading": {
+        "data/chunks",
         "data/columns",
         "data/errors",
-        "data/pieces",
         "data/progress",
     },
     "data/streaming": {"data", "data/reading"},

@@ -6,16 +6,14 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import chats
 from config.compose import load_config
 from config.schema import ConfigError
 from data.chat import ChatTemplate
-from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.messages import ChatError, Conversation
+from texts import conversations_of
 
 TWO_TURNS = chats.said("the run", "goes on", "where", "it was")
 TABLE = {
@@ -59,20 +57,6 @@ def test_targets_are_those_of_a_table_made_by_hand(name):
     assert one.text_bytes == len(spoken)
 
 
-@pytest.mark.parametrize("name", ["ChatML", "Llama 3"])
-def test_tokens_and_targets_are_those_of_transformers(name, tmp_path):
-    from transformers import AutoTokenizer
-
-    template = template_of(name)
-    template.tokenizer.save(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
-        TWO_TURNS, return_dict=True, return_assistant_tokens_mask=True
-    )
-    one = encoded(template, TWO_TURNS)
-    assert one.ids.tolist() == theirs["input_ids"]
-    assert one.trained.tolist() == theirs["assistant_masks"]
-
-
 @pytest.mark.parametrize("name", chats.TEMPLATES)
 def test_a_prompt_is_what_comes_before_the_reply(name):
     template = template_of(name)
@@ -101,27 +85,6 @@ def test_a_reply_ends_at_its_end_and_not_at_its_beginning():
     assert template.stops() == {template.tokenizer.marks[one] for one in ("<|eot|>", "<|im_end|>")}
     asks_for_more = template_of("{{ raise_exception('no tools') }}")
     assert asks_for_more.stops() == {asks_for_more.tokenizer.marks["<|im_end|>"]}
-
-
-CONTENT = st.text(max_size=8) | st.lists(
-    st.sampled_from([*chats.MARKS, " the", "\ue000", "\ue001"]), max_size=4
-).map("".join)
-
-
-@settings(max_examples=60, deadline=None)
-@given(question=CONTENT, answer=CONTENT)
-@pytest.mark.parametrize("name", chats.TEMPLATES)
-def test_no_message_can_write_a_mark(name, question, answer):
-    """A special token that a message spells out stays text, and comes back as it was."""
-    template = template_of(name)
-    marks = set(template.tokenizer.marks.values())
-    plain = encoded(template, chats.said("a", "b"))
-    one = encoded(template, chats.said(f"a{question}b", f"a{answer}b"))
-    assert [i for i in one.ids if i in marks] == [i for i in plain.ids if i in marks]
-    text = template.tokenizer.decode(one.ids)
-    for content in (question, answer):
-        assert f"a{content}b" in text
-    assert one.trained.any()
 
 
 @pytest.mark.parametrize("name", chats.TEMPLATES)
@@ -197,22 +160,13 @@ def test_a_tokenizer_without_a_template_is_refused():
 
 
 @pytest.fixture
-def prepare(tmp_path):
+def prepare(prepare, tmp_path):
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     chats.tokenizer().save(folder)
 
-    def prepare(source, **changes):
-        options = {"text_column": "text", "val_fraction": 0.3, "block_size": 64} | changes
-        return prepare_corpus(
-            str(source),
-            cache_dir=tmp_path / "cache",
-            tokenizer=folder,
-            documents="conversations",
-            **options,
-        )
-
-    return prepare
+    usual = {"val_fraction": 0.3, "block_size": 64, "documents": "conversations"}
+    return lambda source, **changes: prepare(source, tokenizer=folder, **usual, **changes)
 
 
 FEW = [chats.said(f"question {i}", f"answer {i}", "and", "so on " * i) for i in range(6)]
@@ -242,16 +196,10 @@ def test_a_prepared_conversation_is_what_its_template_encodes(prepare, tmp_path,
     template = ChatTemplate(corpus.tokenizer, "here")
     messages = [one[:2] if "text" in kind else one for one in FEW]
     expected = [template.encode(Conversation(one), 65) for one in messages]
-    found = []
-    for part in (corpus.train, corpus.held_out):
-        begin = 0
-        for end, targets in zip(part.ends.tolist(), part.counts.tolist(), strict=True):
-            ids = part.tokens.window(begin, end - begin).tolist()
-            trained = part.are_targets(begin, end - begin).tolist()
-            assert sum(trained) == targets
-            found.append((ids, trained))
-            begin = end
+    found = conversations_of(corpus)
     assert found == [(one.ids.tolist(), one.trained.tolist()) for one in expected]
+    counts = [*corpus.train.counts, *corpus.held_out.counts]
+    assert counts == [sum(trained) for _, trained in found]
     held_out = expected[-len(corpus.held_out.ends) :]
     assert corpus.info.held_out_bytes == sum(one.text_bytes for one in held_out)
     assert corpus.info.held_out_targets == sum(one.targets for one in held_out)

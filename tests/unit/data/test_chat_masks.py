@@ -99,7 +99,8 @@ SPELLED = st.lists(
 def test_what_spells_special_tokens_has_the_tokens_of_transformers(
     kind, question, answer, argument
 ):
-    for name, template in {**TEMPLATES, "of tools": OF_TOOLS}.items():
+    more = {"of tools": OF_TOOLS, "without marks": chats.UNMARKED}
+    for name, template in {**TEMPLATES, **more}.items():
         ours, theirs = both_of(kind, template)
         messages = chats.said(f"a{question}", f"b{answer}")
         messages[1]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": argument}}}]

@@ -1,6 +1,5 @@
 """Preparing a corpus: cache, split, fingerprint, and what a kill leaves behind."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,40 +8,10 @@ import numpy as np
 import pytest
 
 import data.prepare
-from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.prepare import MANY_DOCUMENTS
 from runs import ROOT
-
-TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
-
-
-@pytest.fixture
-def prepare(tmp_path):
-    def prepare(source, val_fraction=0.1, block_size=8):
-        return prepare_corpus(
-            str(source),
-            text_column="text",
-            val_fraction=val_fraction,
-            block_size=block_size,
-            cache_dir=tmp_path / "cache",
-        )
-
-    return prepare
-
-
-def written(path, text):
-    path.write_bytes(text.encode())
-    return path
-
-
-def lines_file(path, documents):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    return path
-
-
-def text_of(stream, tokenizer):
-    return tokenizer.decode(stream.window(0, len(stream)))
+from texts import TEXT, lines_file, parts_of, text_of, tokens_of, written
 
 
 def cached(tmp_path):
@@ -57,9 +26,7 @@ def stamps(tmp_path):
 
 def test_the_tokens_are_the_text(prepare, tmp_path):
     corpus = prepare(written(tmp_path / "a.txt", TEXT))
-    train, held_out = (text_of(part, corpus.tokenizer) for part in (corpus.train, corpus.held_out))
-
-    assert train + held_out == TEXT
+    assert text_of(corpus) == TEXT
     assert corpus.info.characters == len(TEXT)
     assert corpus.info.documents == 1
     assert corpus.tokenizer.characters == "".join(sorted(set(TEXT)))
@@ -71,12 +38,12 @@ def test_tokens_are_stored_in_the_smallest_type(prepare, tmp_path, characters, d
     corpus = prepare(written(tmp_path / "a.txt", text))
 
     assert corpus.train.tokens.dtype == np.dtype(dtype)
-    assert corpus.train.window(0, len(corpus.train)).tolist() == list(range(len(corpus.train)))
+    assert tokens_of(corpus.train) == list(range(len(corpus.train)))
 
 
 @pytest.mark.parametrize("val_fraction", [0.1, 0.25, 0.005, 0.9])
 def test_one_document_is_split_at_the_fraction(prepare, tmp_path, val_fraction):
-    corpus = prepare(written(tmp_path / "a.txt", TEXT), val_fraction)
+    corpus = prepare(written(tmp_path / "a.txt", TEXT), val_fraction=val_fraction)
 
     assert corpus.info.split == len(corpus.train) == int(len(TEXT) * (1 - val_fraction))
     assert len(corpus.held_out) == len(TEXT) - len(corpus.train)
@@ -95,34 +62,24 @@ def test_few_documents_are_split_at_the_fraction_too(prepare, tmp_path):
 def test_many_documents_are_split_at_the_nearest_end_of_one(prepare, tmp_path, rows, val_fraction):
     rng = np.random.default_rng(0)
     documents = [f"{i}:" + "x" * int(rng.integers(5, 60)) + "\n" for i in range(rows)]
-    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction)
+    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction=val_fraction)
 
     ends = np.cumsum([len(document) for document in documents])
     wanted = int(ends[-1] * (1 - val_fraction))
     inner = ends[:-1]
     assert corpus.info.split in inner
     assert abs(corpus.info.split - wanted) == np.abs(inner - wanted).min()
-    assert text_of(corpus.train, corpus.tokenizer).endswith("\n")
+    assert parts_of(corpus)[0].endswith("\n")
 
 
 @pytest.mark.parametrize(("long", "val_fraction"), [(-1, 0.1), (0, 0.95)])
 def test_a_long_document_at_an_edge_is_not_cut_in_two(prepare, tmp_path, long, val_fraction):
     documents = [f"document {i}\n" for i in range(MANY_DOCUMENTS)]
     documents[long] = "long " * 500 + "\n"  # most of the text; the wanted cut is far inside it
-    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction)
+    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction=val_fraction)
 
     ends = np.cumsum([len(document) for document in documents])
     assert corpus.info.split in ends[:-1]
-
-
-def test_no_window_of_one_part_reaches_into_the_other(prepare, tmp_path):
-    corpus = prepare(written(tmp_path / "a.txt", TEXT))
-
-    assert corpus.train.stop == corpus.held_out.start
-    with pytest.raises(IndexError):
-        corpus.train.window(len(corpus.train) - 3, 4)
-    with pytest.raises(IndexError):
-        corpus.held_out.window(-1, 2)
 
 
 def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):

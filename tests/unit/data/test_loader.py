@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.loader import HeldOutBatches, StepBatches, Windows, window_loader
-from data.order import NO_WINDOW, BlockOrder
+from data.order import BlockOrder
 from data.split import Split
 from data.token_file import TokenStream
 
@@ -44,7 +44,7 @@ def test_a_window_at_the_end_ignores_what_is_missing():
 
 
 def test_a_row_without_a_window_has_no_targets():
-    (inputs, targets), _ = Windows(counting_stream(12), 4, IGNORED).__getitems__([NO_WINDOW, 0])
+    (inputs, targets), _ = Windows(counting_stream(12), 4, IGNORED).__getitems__([None, 0])
 
     assert inputs[0].tolist() == [0] * 4  # a token of every vocabulary
     assert targets[0].tolist() == [IGNORED] * 4

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import streams
 from data.columns import MASKED, PACKED
-from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
 from data.split import Split
@@ -48,21 +47,13 @@ def test_positions_begin_again_after_each_end(lengths, data):
         assert positions_of(length, begins[begins < length]).tolist() == expected
 
 
-def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path):
+def test_a_prepared_text_has_the_same_windows_with_positions(prepare, tmp_path):
     source = tmp_path / "rows.jsonl"
     texts = [f'{{"text": "{"ab" * (number % 9)}"}}\n' for number in range(200)]
     source.write_text("".join(texts))
     both = {}
     for documents in (PACKED, MASKED):
-        corpus = prepare_corpus(
-            str(source),
-            text_column="text",
-            val_fraction=0.1,
-            block_size=BLOCK,
-            cache_dir=tmp_path / "cache",
-            tokenizer="bpe:260",
-            documents=documents,
-        )
+        corpus = prepare(source, tokenizer="bpe:260", documents=documents)
         windows = windows_of(corpus.train, BLOCK, IGNORED, pack=True)
         batches = StepBatches(windows.order(1, BATCH), Split(BATCH), first_step=1)
         held_out = windows_of(corpus.held_out, BLOCK, IGNORED, pack=True)
@@ -86,8 +77,8 @@ def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path):
 def test_blocks_of_a_stream_say_where_rows_begin(tmp_path):
     source = streams.lines_folder(tmp_path / "rows", "a")
     corpora = [
-        streams.corpus(tmp_path / "cache", source, masks=masks, window_bytes=1500)
-        for masks in (False, True)
+        streams.corpus(tmp_path / "cache", source, documents=documents, window_bytes=1500)
+        for documents in (PACKED, MASKED)
     ]
     end, found = corpora[0].tokenizer.end_of_text, []
     for corpus in corpora:
@@ -106,7 +97,9 @@ def test_blocks_of_a_stream_say_where_rows_begin(tmp_path):
 
 def test_a_model_that_mixes_documents_is_refused(tmp_path):
     stream = TokenStream(np.arange(90), ends=np.array([40, 90]))
-    text = streams.corpus(tmp_path, streams.lines_folder(tmp_path / "rows", "a"), masks=True).train
+    text = streams.corpus(
+        tmp_path, streams.lines_folder(tmp_path / "rows", "a"), documents=MASKED
+    ).train
     for masked in (stream, text):
         with pytest.raises(DataError, match=r"data\.documents=masked needs a model that keeps"):
             windows_of(masked, BLOCK, IGNORED, pack=False)

@@ -19,30 +19,12 @@ def keys_of(number):
     return np.random.default_rng(number).integers(0, 1 << 64, size=ROUNDS, dtype=np.uint64)
 
 
-def assert_bijection(size, keys):
-    image = permuted(np.arange(size), size, keys)
-    assert sorted(image.tolist()) == list(range(size))
-
-
 @pytest.mark.parametrize("size", SIZES)
-def test_every_size_is_permuted_one_to_one(size):
-    for number in range(3):
-        assert_bijection(size, keys_of(number))
-
-
-@given(st.integers(1, 3000), st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6))
-@settings(max_examples=100, deadline=None)
-def test_any_keys_permute_one_to_one(size, words):
-    assert_bijection(size, np.array(words, dtype=np.uint64))
-
-
-@given(st.integers(2, 5000), st.integers(0, 9), st.data())
-@settings(max_examples=50, deadline=None)
-def test_one_index_is_permuted_as_it_is_among_all(size, number, data):
-    index = data.draw(st.integers(0, size - 1))
-    together = permuted(np.arange(size), size, keys_of(number))
-
-    assert permuted(np.array([index]), size, keys_of(number)).tolist() == [together[index]]
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6))
+@settings(max_examples=10, deadline=None)
+def test_every_size_is_permuted_one_to_one_by_any_keys(size, words):
+    image = permuted(np.arange(size), size, np.array(words, dtype=np.uint64))
+    assert sorted(image.tolist()) == list(range(size))
 
 
 def test_a_permutation_moves_nearly_everything():
@@ -67,13 +49,6 @@ def test_every_epoch_has_each_block_once_inside_the_text(block_size, more, seed,
     assert count >= max(1, (tokens - 1) // block_size - 1)  # at most one block is left out
     assert order.epoch_of(epoch * count) == epoch
     assert order.epoch_of(epoch * count + count - 1) == epoch
-
-
-@pytest.mark.parametrize("block_size", [1, 2, 16])
-def test_the_smallest_text_has_one_block(block_size):
-    order = BlockOrder(block_size + 1, block_size, seed=1)
-
-    assert order.starts(0, 5).tolist() == [0] * 5
 
 
 def test_every_offset_occurs_and_stays_inside():

@@ -8,25 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
+import data.prepare
 import data.progress
 import data.reading.text
 import training.run.text
 from common.command import say_error
 from config.schema import Config
-from data.corpus import prepare_corpus
 from data.progress import Progress
+from texts import TEXT
 from training.reporting.console import make_output_lossy
-
-TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
-
-
-@pytest.fixture
-def prepare(tmp_path):
-    def prepare(source, **more):
-        settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, **more}
-        return prepare_corpus(str(source), cache_dir=tmp_path / "cache", **settings)
-
-    return prepare
 
 
 def test_what_is_quick_is_done_without_a_word(prepare, tmp_path, monkeypatch):
@@ -47,6 +37,7 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(
     monkeypatch.setattr(data.progress, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(data.progress, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(data.reading.text, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(data.prepare, "NOTED_CHARACTERS", 1000)
     said, lines = threading.Event(), []
 
     def say(line):

@@ -15,11 +15,12 @@ import evaluate as script
 import families
 import runs
 import streams
+import texts
 import tokenizer_kinds
-from data.corpus import prepare_corpus
 from data.prepared import CorpusInfo
 from data.subwords import SubwordTokenizer
 from snapshot.disk.state import read_state
+from texts import tokens_of
 from training.reporting.header import text_in_words
 
 WORDS = ["the run ", "goes on.\n", "Größe ", "日本語 ", "  indented\n", "① ", "e\u0301 "]
@@ -50,23 +51,17 @@ def normalizing() -> SubwordTokenizer:
     return SubwordTokenizer(rust.to_str().encode(), {"eos_token": "<|im_end|>"}, "here")
 
 
-def prepared(tmp_path, tokenizer: SubwordTokenizer, text: str, **changes):
+def prepared(tmp_path, tokenizer: SubwordTokenizer, text: str):
     folder = tmp_path / "tokenizer"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     tokenizer.save(folder)
     (tmp_path / "a.txt").write_text(text)
-    options = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, "documents": "packed"}
-    source = changes.pop("source", tmp_path / "a.txt")
-    cache = changes.pop("cache", tmp_path / "cache")
-    return prepare_corpus(str(source), cache_dir=cache, tokenizer=folder, **{**options, **changes})
+    return texts.prepare(tmp_path / "a.txt", tmp_path / "cache", tokenizer=folder)
 
 
 def all_tokens(corpus) -> list[int]:
-    return [
-        *corpus.train.window(0, len(corpus.train)),
-        *corpus.held_out.window(0, len(corpus.held_out)),
-    ]
+    return tokens_of(corpus.train) + tokens_of(corpus.held_out)
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds.ALL)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import families
 from data.documents import DocumentRows, Documents, best_fit
-from data.loader import HeldOutBatches, StepBatches, window_loader
-from data.split import Split
+from data.loader import HeldOutBatches, window_loader
 from data.token_file import TokenStream
 from model.causal_lm import PACKING
 from model.families import build_model
@@ -101,23 +100,6 @@ def test_an_evaluation_takes_each_row_once():
     assert sum(int((one != IGNORED).sum()) for one in found) == rows.target_count
     assert (found[1][3] == IGNORED).all()
     assert len(rows.in_order(3)) == 3
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4])
-@pytest.mark.parametrize("pack", [False, True])
-def test_every_target_of_a_step_weighs_the_same(pack, parts):
-    """However the batch is divided: the loss is the number of the target itself."""
-    rows = DocumentRows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
-    batches = StepBatches(rows.order(1, 8), Split(8), first_step=5)
-    items = next(iter(batches))
-    (_, targets, *_), share = rows.__getitems__(items)
-    assert share == pytest.approx(1.0)
-    expected = targets[targets != IGNORED].double().mean().item()
-    size, found = len(items) // parts, 0.0
-    for part in range(parts):
-        (_, some, *_), share = rows.__getitems__(items[part * size : (part + 1) * size])
-        found += some[some != IGNORED].double().mean().item() * share / parts
-    assert found == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")

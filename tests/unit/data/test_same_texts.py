@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import table_files
 from data.columns import MessagesColumn, TextColumn
-from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.reading.access import Access
 from data.reading.files import local_file
@@ -35,19 +34,18 @@ MANY = settings(
 def prepared(source, column, cache):
     """The documents as a preparation has them."""
     documents, rest = [], ""
-    for piece in open_source(str(source), column, cache).read():
-        start = 0
-        for end in piece["ends"]:
-            documents.append(rest + piece["text"][start:end])
-            start, rest = end, ""
-        rest += piece["text"][start:]
+    for part, ends_document in open_source(str(source), column, cache).read():
+        rest += part
+        if ends_document:
+            documents.append(rest)
+            rest = ""
     return documents
 
 
 def streamed(source, cache):
     access = Access(cache)
     listing = list_source(str(source), "text", access)
-    return [text for group in listing.groups for text in read_group(listing, group, access).texts]
+    return [text for group in listing.groups for text in read_group(listing, group, access)]
 
 
 def outcome(read, *given):
@@ -129,25 +127,17 @@ def present(messages):
     ]
 
 
-def test_texts_that_were_right_before_keep_their_fingerprints(tmp_path, monkeypatch):
+def test_texts_that_were_right_before_keep_their_fingerprints(prepare, tmp_path, monkeypatch):
     """Otherwise every run would be refused as one of another text."""
     (tmp_path / "a.jsonl").write_bytes(lines_of(TEXTS))
     (tmp_path / "b.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in TEXTS))
     (tmp_path / "c.parquet").write_bytes(parquet_of())
     for path in sorted(tmp_path.iterdir()):
-        corpus = prepare_corpus(
-            str(path),
-            text_column="text",
-            val_fraction=0.1,
-            block_size=4,
-            cache_dir=tmp_path / "cache",
-        )
-        assert corpus.info.fingerprint.startswith("5e461ac135a7ed81667ae250527ac39c8db1e0d4")
+        assert prepare(path).info.fingerprint.startswith("5e461ac135a7ed81667ae250527ac39c8db1e0d4")
 
     monkeypatch.setattr("data.reading.lines.GROUP_BYTES", 1000)
     access = Access(tmp_path / "cache")
     listing = list_source(str(tmp_path / "a.jsonl"), "text", access)
-    found = [read_group(listing, group, access) for group in listing.groups]
-    rows = repr([group.texts for group in found])
+    rows = repr([read_group(listing, group, access) for group in listing.groups])
     assert listing.fingerprint.startswith("b4e20bc1347ec657a44b20e826a21e58258d21f310b6cb00")
     assert hashlib.sha256(rows.encode()).hexdigest().startswith("b1cb8295379ffd1058c20afc2a56")

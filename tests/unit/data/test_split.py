@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streams
+from data.columns import MASKED, PACKED
 from data.documents import DocumentRows, Documents
 from data.loader import StepBatches, Windows, window_loader
 from data.split import Split
@@ -55,14 +56,14 @@ def test_parts_differ_by_one_sequence_and_have_each_once(sequences, micro, parts
     split = Split.of(sequences, micro, parts)
     items = list(range(sequences))
 
-    batches = list(split.micro_batches(items, -1))
+    batches = list(split.micro_batches(items))
 
-    assert [one for batch in batches for one in batch if one != -1] == items
+    assert [one for batch in batches for one in batch if one is not None] == items
     assert [len(batch) for batch in batches] == [split.global_micro_batch] * split.accumulation
     size = split.micro_batch
     assert micro is None or size <= micro
     counts = [
-        sum(one != -1 for one in batch[at : at + size])
+        sum(one is not None for one in batch[at : at + size])
         for batch in batches
         for at in range(0, len(batch), size)
     ]
@@ -84,7 +85,7 @@ def texts(tmp_path_factory):
     source = streams.parquet_folder(folder / "a", "a")
 
     def streamed(masks: bool):
-        corpus = streams.corpus(folder / str(masks), source, masks=masks)
+        corpus = streams.corpus(folder / str(masks), source, documents=MASKED if masks else PACKED)
         return Windows(corpus.train, BLOCK, IGNORED)
 
     return {

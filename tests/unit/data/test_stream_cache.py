@@ -21,7 +21,7 @@ import streams
 from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.reading.access import Access
-from data.reading.groups import DataFile, Group, GroupText, Listing
+from data.reading.groups import DataFile, Group, Listing
 from data.reading.rows import list_source, read_group
 from data.split import Split
 from data.streaming.cache import TokenCache
@@ -43,7 +43,7 @@ OPTIONS = {
     "val_fraction": 0.1,
     "window_bytes": MB,
     "windows_ahead": 1,
-    "cache_bytes": 100 * MB,
+    "stream_cache_bytes": 100 * MB,
     "held_out_bytes": 1000,
 }
 
@@ -77,11 +77,10 @@ def huge(groups: int = 10_000, group_bytes: int = MB) -> Listing:
     return Listing("huge", None, "parquet", "text", (file,), tuple(all_groups), "f")
 
 
-def made_up(read: list[int], listing: Listing, group: Group) -> GroupText:
+def made_up(read: list[int], listing: Listing, group: Group) -> list[str]:
     """The rows of a group, which is noted."""
     read.append(group.index)
-    texts = [f"{group.index}-{row} {'x' * 200}\n" for row in range(100)]
-    return GroupText(texts)
+    return [f"{group.index}-{row} {'x' * 200}\n" for row in range(100)]
 
 
 def huge_corpus(folder: Path, read: list[int], listing: Listing | None = None, **settings):
@@ -135,7 +134,7 @@ def test_a_file_that_is_not_whole_is_made_again_and_leftovers_are_removed(tmp_pa
 def test_the_cache_of_a_run_stays_within_its_bound(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     whole = streams.corpus(tmp_path / "1", folder)
-    bounded = streams.corpus(tmp_path / "2", folder, cache_bytes=40_000)
+    bounded = streams.corpus(tmp_path / "2", folder, stream_cache_bytes=40_000)
     for expected, batch, _ in zip(steps_of(whole), steps_of(bounded), range(500), strict=False):
         assert batch[0].equal(expected[0])
         assert bytes_in(tmp_path / "2" / "stream") <= 40_000
@@ -200,10 +199,10 @@ def test_every_row_is_trained_on_or_held_out(tmp_path):
     settings = {"val_fraction": 0.12, "held_out_bytes": 10 * MB}
     corpus = huge_corpus(tmp_path, [], huge(60), **settings)
     (source,) = corpus.train.sources
-    held_out = source.held_out_texts(60 * MB, [])
+    held_out = source.held_out_texts(60 * MB)
     windows = range(len(source.windows(0)))
-    trained = [row for window in windows for row in source.texts(0, window, [])]
-    everything = [t for group in huge(60).groups for t in made_up([], huge(60), group).texts]
+    trained = [row for window in windows for row in source.texts(0, window)]
+    everything = [t for group in huge(60).groups for t in made_up([], huge(60), group)]
     assert sorted(held_out + trained) == sorted(everything)
     assert len(held_out) == pytest.approx(0.12 * len(everything), abs=1)
     in_both = {row.partition("-")[0] for row in held_out} & {
@@ -211,7 +210,7 @@ def test_every_row_is_trained_on_or_held_out(tmp_path):
     }
     assert len(in_both) == 1
     others = huge_corpus(tmp_path, [], huge(60), **settings, seed=2)
-    assert others.train.sources[0].held_out_texts(60 * MB, []) == held_out
+    assert others.train.sources[0].held_out_texts(60 * MB) == held_out
 
 
 def test_windows_are_read_ahead_by_one_process(tmp_path):
@@ -236,7 +235,7 @@ def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):
     missed: list[str] = []
     begins = threading.Event()
 
-    def read(listing: Listing, group: Group) -> GroupText:
+    def read(listing: Listing, group: Group) -> list[str]:
         if begins.is_set():
             begun[listing.fingerprint].set()
             missed.extend(name for name, event in begun.items() if not event.wait(20))
@@ -254,7 +253,7 @@ def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):
     access = Access(tmp_path)
     broken: list[int] = []
 
-    def read(listing: Listing, group: Group) -> GroupText:
+    def read(listing: Listing, group: Group) -> list[str]:
         if broken:
             raise BrokenText("it is broken")
         return read_group(listing, group, access)
@@ -296,23 +295,14 @@ def with_a_bad_line(folder: Path) -> Path:
     return file
 
 
-def test_what_is_left_out_is_reported_at_every_start(tmp_path):
-    file, reports = with_a_bad_line(tmp_path / "data"), []
+def test_what_is_left_out_is_reported_once(tmp_path):
+    file, said = with_a_bad_line(tmp_path / "data"), []
     options = {"held_out_bytes": MB, "window_bytes": MB}
-    for _ in range(2):
-        reports.append([])
-        corpus = streams.corpus(
-            tmp_path / "cache",
-            file,
-            skip_broken=True,
-            left_out=lambda _, left_out: reports[-1].extend(left_out),
-            **options,
-        )
-        next(steps_of(corpus))
-    assert reports[0] == reports[1]
-    assert len(reports[0]) > 1  # of the held-out rows, and of each window
+    corpus = streams.corpus(tmp_path / "cache", file, skip_broken=True, say=said.append, **options)
+    next(steps_of(corpus))
     reason = "data.text_column=text holds int, not text: 3"
-    assert set(reports[0]) == {f"row 41 of part-0.jsonl ({reason})"}
+    what = f"left out: row 41 of part-0.jsonl ({reason})"
+    assert said == [f"warning: data.source={file}: {what}"]
     with pytest.raises(BrokenText, match=r"skip_broken=true leaves out"):  # not from the cache
         streams.corpus(tmp_path / "cache", file, **options)
 
@@ -331,7 +321,7 @@ def test_a_held_out_data_set_takes_no_training_row(tmp_path):
     ids = [row.partition(":")[0] for row in texts[0].split("<|endoftext|>")[:-1]]
     assert sorted(ids) == sorted(f"b{number}" for number in range(10))
     (source,) = corpora[0].train.sources
-    rows = [row for window in range(len(source.windows(0))) for row in source.texts(0, window, [])]
+    rows = [row for window in range(len(source.windows(0))) for row in source.texts(0, window)]
     trained = [row.partition(":")[0] for row in rows]
     assert sorted(trained) == sorted(f"a{number}" for number in range(120))
     assert corpora[0].info.fingerprint != streams.corpus(tmp_path / "c", train).info.fingerprint

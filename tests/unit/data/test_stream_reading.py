@@ -31,13 +31,13 @@ def list_here(source, cache, column="text"):
 
 
 def read(source, cache, **options):
-    """All groups of a source."""
+    """The texts of all groups of a source."""
     listing = list_here(source, cache)
     return [read_group(listing, group, Access(cache), **options) for group in listing.groups]
 
 
 def texts_of(source, cache):
-    return [text for group in read(source, cache) for text in group.texts]
+    return [text for group in read(source, cache) for text in group]
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
@@ -50,9 +50,7 @@ def test_every_row_of_parquet_that_has_text_is_read_once(tmp_path, compression, 
     listing = list_here(file, tmp_path)
     assert [group.rows for group in listing.groups] == [40] * 7 + [20]
     found = [
-        text
-        for group in listing.groups
-        for text in read_group(listing, group, Access(tmp_path)).texts
+        text for group in listing.groups for text in read_group(listing, group, Access(tmp_path))
     ]
     assert found == [text for _, text in ROWS]
 
@@ -86,9 +84,7 @@ def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
     monkeypatch.setattr(lines, "PIECE_BYTES", 100)
     (tmp_path / name).write_bytes(pack(lines_of(TEXTS)))
 
-    assert [group.texts for group in read(tmp_path / name, tmp_path)] == [
-        [text for _, text in ROWS]
-    ]
+    assert read(tmp_path / name, tmp_path) == [[text for _, text in ROWS]]
 
 
 def test_a_text_file_is_one_document(tmp_path):
@@ -103,14 +99,12 @@ def test_a_text_file_is_one_document(tmp_path):
     with pytest.raises(BrokenText, match=r"c\.txt is not UTF-8: byte 3 .*skip_broken=true"):
         read(f"{tmp_path}/*.*", tmp_path / "cache")
     groups = read(f"{tmp_path}/*.*", tmp_path / "cache", skip_broken=True)
-    assert [len(group.texts) for group in groups] == [1, 1, 0]
-    assert groups[2].broken.startswith("c.txt: ")
+    assert [len(texts) for texts in groups] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("name", sorted({*FORMATS.values()}))
 def test_every_format_is_a_module_with_its_functions(name):
     reader = reader_of(name)
-    assert reader.TITLE
     assert all(map(callable, (reader.groups, reader.rows, reader.columns)))
 
 
@@ -282,7 +276,7 @@ def test_a_broken_first_line_is_left_out_as_any_other(tmp_path):
     access = Access(tmp_path)
     listing = list_source(str(file), "text", access, skip_broken=True)
     (found,) = (read_group(listing, group, access, True) for group in listing.groups)
-    assert found.texts == ["a\n", "b\n"]
+    assert found == ["a\n", "b\n"]
 
 
 # Groups that cannot be decoded.
@@ -335,18 +329,19 @@ def test_a_group_that_cannot_be_decoded_is_reported_or_skipped(tmp_path, monkeyp
     with pytest.raises(BrokenText, match=rf"{row}{reason}.*data\.skip_broken=true"):
         read(file, tmp_path)
 
-    access = Access(tmp_path)
+    warnings = []
+    access = Access(tmp_path, warnings.append)
     listing = list_source(str(file), "text", access)
     groups = [read_group(listing, group, access, skip_broken=True) for group in listing.groups]
-    assert [bool(group.broken) for group in groups] == [at == broken for at in range(len(groups))]
     if name == "a.jsonl":  # the line alone
-        assert groups[broken].texts == [text for _, text in ROWS[:4]]
-        assert groups[broken].broken.startswith("row 6 of a.jsonl (")
+        assert groups[broken] == [text for _, text in ROWS[:4]]
+        what = "row 6 of a.jsonl ("
     else:
-        assert groups[broken].texts == []
-        rows = f"rows 41 to 80 of {name}: " if broken else f"{name}: "
-        assert groups[broken].broken.startswith(rows)
+        assert groups[broken] == []
+        what = f"rows 41 to 80 of {name}: " if broken else f"{name}: "
     assert groups == [read_group(listing, group, access, True) for group in listing.groups]
+    (warning,) = warnings  # although it was read twice
+    assert warning.startswith(f"warning: data.source={file}: left out: {what}")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -362,12 +357,14 @@ def test_a_huge_row_is_reported_before_it_fills_the_memory(tmp_path, monkeypatch
     original = Access.read
     monkeypatch.setattr(Access, "read", lambda *given: asked.append(given[-2:]) or original(*given))
 
-    groups = [read_group(listing, group, Access(tmp_path), True) for group in listing.groups]
-    assert "row has more than" in groups[0].broken
+    warnings = []
+    access = Access(tmp_path, warnings.append)
+    groups = [read_group(listing, group, access, True) for group in listing.groups]
+    (warning,) = warnings
+    assert "row has more than" in warning
     if name == "a.jsonl":
         assert max(end - begin for begin, end in asked) < 20_000
-        assert [group.texts for group in groups[-1:]] == [["b\n"]]
-        assert not any(group.broken for group in groups[1:])
+        assert groups[-1] == ["b\n"]
 
 
 def test_a_local_file_that_changes_in_a_run_ends_it(tmp_path):

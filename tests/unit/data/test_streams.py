@@ -10,7 +10,7 @@ import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain
-from data.streaming.streamed import parts_of
+from data.streaming.windows import parts_of
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,50 +16,22 @@ from tokenizers import Tokenizer
 import data.prepare
 import data.subwords
 import tokenizer_kinds
-from data.corpus import prepare_corpus
+from data.chunks import Chunk, chunks_of, rows_of
 from data.errors import DataError
-from data.pieces import Chunk, chunks_of, rows_of
 from data.streaming.windows import texts_as_tokens
 from data.subwords import END_OF_TEXT
 from runs import ROOT
 from subword_folders import END, foreign_folder
+from texts import lines_file, parts_of, tokens_of, written
 
 TEXT = "".join(f"line {i} of the text, é ü 日本 🙂\n" for i in range(400))
-PLAIN = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
 
 
 @pytest.fixture
-def prepare(tmp_path):
-    def prepare(source, tokenizer="bpe:300", val_fraction=0.1, cache="cache", **more):
-        return prepare_corpus(
-            str(source),
-            text_column="text",
-            val_fraction=val_fraction,
-            block_size=8,
-            cache_dir=tmp_path / cache,
-            tokenizer=tokenizer,
-            **more,
-        )
-
-    return prepare
-
-
-def written(path: Path, text: str) -> Path:
-    path.write_bytes(text.encode())
-    return path
-
-
-def rows(path: Path, documents: list[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    return path
-
-
-def text_of(part, tokenizer) -> str:
-    return tokenizer.decode(part.window(0, len(part)))
-
-
-def parts_of(corpus) -> tuple[str, str]:
-    return text_of(corpus.train, corpus.tokenizer), text_of(corpus.held_out, corpus.tokenizer)
+def prepare(prepare):
+    return lambda source, tokenizer="bpe:300", **changes: prepare(
+        source, tokenizer=tokenizer, **changes
+    )
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe:300"])
@@ -94,7 +66,7 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer(prepare, tmp_path):
 
 def test_an_end_of_text_stands_after_every_document(prepare, tmp_path):
     documents = [f"document {i}" + " and more" * (i % 5) for i in range(120)]
-    source = rows(tmp_path / "a.jsonl", documents)
+    source = lines_file(tmp_path / "a.jsonl", documents)
     train, held_out = parts_of(prepare(source))
 
     assert (train + held_out).split(f"\n{END_OF_TEXT}") == [*documents, ""]
@@ -106,10 +78,7 @@ def test_an_end_of_text_stands_after_every_document(prepare, tmp_path):
 def test_a_document_that_names_the_token_does_not_end_there(prepare, tmp_path):
     text = f"before {END_OF_TEXT} after\n" * 90
     corpus = prepare(written(tmp_path / "a.txt", text))
-    ids = [
-        *corpus.train.window(0, len(corpus.train)),
-        *corpus.held_out.window(0, len(corpus.held_out)),
-    ]
+    ids = tokens_of(corpus.train) + tokens_of(corpus.held_out)
 
     assert ids.count(corpus.tokenizer.end_of_text) == 1
     assert ids[-1] == corpus.tokenizer.end_of_text
@@ -137,7 +106,7 @@ def test_the_vocabulary_of_a_long_text_sees_parts_from_all_over(monkeypatch):
 
 @pytest.mark.parametrize("piece", [37, 1000])
 def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch, piece):
-    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 333)
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 333)
     source = written(tmp_path / "a.txt", TEXT)
     expected = prepare(source).info
     monkeypatch.setattr("data.reading.text.PIECE_BYTES", piece)
@@ -163,7 +132,9 @@ def test_the_fingerprint_is_of_text_and_tokenizer(prepare, tmp_path):
 
 def test_a_foreign_tokenizer_is_that_of_its_folder(prepare, tmp_path):
     documents = [f"document {i} of <s> and {END}" for i in range(120)]
-    corpus = prepare(rows(tmp_path / "a.jsonl", documents), foreign_folder(tmp_path / "theirs"))
+    corpus = prepare(
+        lines_file(tmp_path / "a.jsonl", documents), foreign_folder(tmp_path / "theirs")
+    )
 
     assert "".join(parts_of(corpus)) == "".join(f"{text}\n{END}" for text in documents)
     assert corpus.info.tokens == corpus.info.characters + len(documents)  # a token for each byte
@@ -171,6 +142,7 @@ def test_a_foreign_tokenizer_is_that_of_its_folder(prepare, tmp_path):
 
 SCRIPT = """
 import sys
+from itertools import pairwise
 from pathlib import Path
 from data.corpus import prepare_corpus
 info = prepare_corpus(
@@ -224,23 +196,23 @@ def test_a_text_that_changes_between_the_passes_is_told(prepare, tmp_path, monke
 # Chunks.
 
 
-def pieces_of(text: str, ends: list[int], size: int):
-    for start in range(0, len(text), size):
-        inside = [end - start for end in ends if start < end <= start + size]
-        yield {"text": text[start : start + size], "ends": inside}
+def parts_of_size(text: str, ends: list[int], size: int):
+    for begin, end in pairwise([0, *ends]):
+        for start in range(begin, end, size):
+            yield text[start : min(start + size, end)], start + size >= end
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_chunks_are_the_text_and_depend_on_it_alone(monkeypatch, seed):
-    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 20)
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 20)
     chosen = random.Random(seed)
     text = "".join(chosen.choices("ab \n", weights=[5, 5, 2, 1], k=400))
     ends = sorted({*chosen.sample(range(1, 400), 6), 400})
     cut = chosen.choice([*ends[:-1], 111, 399])
-    expected = list(chunks_of(pieces_of(text, ends, 400), cut))
+    expected = list(chunks_of(parts_of_size(text, ends, 400), cut))
 
     for size in (1, 7, 20, 399):
-        assert list(chunks_of(pieces_of(text, ends, size), cut)) == expected
+        assert list(chunks_of(parts_of_size(text, ends, size), cut)) == expected
     assert "".join(chunk.text for chunk in expected) == text
     assert "".join(chunk.text for chunk in expected if not chunk.held_out) == text[:cut]
     assert all(0 < len(chunk.text) <= 20 for chunk in expected)
@@ -260,8 +232,9 @@ def test_chunks_are_the_text_and_depend_on_it_alone(monkeypatch, seed):
     ],
 )
 def test_a_chunk_ends_after_a_newline_or_before_a_space(monkeypatch, text, chunks):
-    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 14)
-    assert [chunk.text for chunk in chunks_of(pieces_of(text, [len(text)], 5), 10**6)] == chunks
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 14)
+    parts = parts_of_size(text, [len(text)], 5)
+    assert [chunk.text for chunk in chunks_of(parts)] == chunks
 
 
 LONG = {
@@ -274,7 +247,7 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_document_has_the_tokens_of_its_whole(monkeypatch, kind, name):
     """GPT-2's words do not reach over the places where it is cut."""
-    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 500)
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 500)
     text = "".join(random.Random(1).choices(LONG[name], k=3000))
     tokenizer = tokenizer_kinds.tokenizer(kind)
     expected = [*tokenizer.encode(text).tolist(), tokenizer.end_of_text]
@@ -283,14 +256,20 @@ def test_a_long_document_has_the_tokens_of_its_whole(monkeypatch, kind, name):
 
 
 def test_a_row_is_bounded_in_characters_and_in_documents(monkeypatch):
-    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 1000)
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 1000)
     text = "a\n" * 30_000
     ends = [*range(2, 50_001, 2), 60_000]
-    rows = list(rows_of(chunks_of(pieces_of(text, ends, 777), 20_001)))
-    assert "".join(row["text"] for row in rows) == text
-    assert "".join(row["text"] for row in rows if row["held_out"]) == text[20_001:]
-    assert max(len(row["text"]) for row in rows) <= 1000
-    assert max(len(row["ends"]) for row in rows) == 128
-    begins = np.cumsum([0, *(len(row["text"]) for row in rows)]).tolist()
-    found = [end + at for at, row in zip(begins, rows, strict=False) for end in row["ends"]]
-    assert found == ends
+    rows = list(rows_of(parts_of_size(text, ends, 777), 20_001))
+    texts = ["".join(chunk.text for chunk in row) for row in rows]
+    assert "".join(texts) == text
+    held_out = [row[0].held_out for row in rows]
+    assert (
+        "".join(one for one, is_held in zip(texts, held_out, strict=True) if is_held)
+        == (text[20_001:])
+    )
+    assert all(chunk.held_out == row[0].held_out for row in rows for chunk in row)
+    assert max(map(len, texts)) <= 1000
+    assert max(map(len, rows)) == 128
+    chunks = [chunk for row in rows for chunk in row]
+    places = np.cumsum([len(chunk.text) for chunk in chunks])
+    assert places[[chunk.ends_document for chunk in chunks]].tolist() == ends

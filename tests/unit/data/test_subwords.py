@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
+from data.chunks import Chunk
 from data.errors import DataError
-from data.pieces import Chunk
 from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer, train_bpe
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
@@ -122,7 +122,8 @@ def test_a_text_without_spaces_is_merged_in_pieces_and_others_as_gpt2_does():
 def test_an_end_of_text_follows_where_a_document_ends():
     first, second = BPE.encode("the run").tolist(), BPE.encode("is lost").tolist()
 
-    rows = BPE.encode_rows([("the runis lost", [7]), ("is lost", [7])])
+    documents = Chunk("the run", True, False), Chunk("is lost", False, False)
+    rows = BPE.encode_rows([documents, [Chunk("is lost", True, False)]])
 
     end = BPE.end_of_text
     assert [row.tokens.tolist() for row in rows] == [[*first, end, *second], [*second, end]]

@@ -18,11 +18,9 @@ import pytest
 
 import common.shared_files
 import data.prepare
-from data.corpus import prepare_corpus
 from data.errors import DataError, TextLost
 from data.prepared import Damaged, read_info
-
-TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
+from texts import TEXT, prepare, text_of, written
 
 
 @pytest.fixture(autouse=True)
@@ -30,23 +28,9 @@ def quiet(monkeypatch):
     monkeypatch.setattr("data.progress.FIRST_SECONDS", 600)  # a busy disk says nothing more
 
 
-def prepare(source, cache, **more):
-    settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, **more}
-    return prepare_corpus(str(source), cache_dir=Path(cache), **settings)
-
-
 @pytest.fixture
 def source(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(TEXT.encode())
-    return path
-
-
-def text_of(corpus):
-    return "".join(
-        corpus.tokenizer.decode(part.window(0, len(part)))
-        for part in (corpus.train, corpus.held_out)
-    )
+    return written(tmp_path / "a.txt", TEXT)
 
 
 def folders(cache):
@@ -309,8 +293,7 @@ def closed(path, mode):
 
 def text_in(path):
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(TEXT.encode())
-    return path
+    return written(path, TEXT)
 
 
 def test_sources_that_may_not_be_read_are_told(open_folder):

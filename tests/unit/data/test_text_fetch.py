@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 import common.shared_files
+import texts
 from data.columns import TextColumn
-from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
 from data.sources import open_source
 from loopback_texts import serving
+from texts import prepare
 
-TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400)).encode()
+TEXT = texts.TEXT.encode()
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +43,6 @@ def of_length(*pieces):
 
 def files_in(cache):
     return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
-
-
-def prepare(source, cache, **more):
-    settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, **more}
-    return prepare_corpus(source, cache_dir=cache, **settings)
 
 
 def fetched(url, cache):

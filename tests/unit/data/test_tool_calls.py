@@ -9,8 +9,8 @@ import pytest
 
 import chats
 import sample as script
-from data.corpus import prepare_corpus
 from data.errors import DataError
+from texts import conversations_of
 
 TOOLS = (
     "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
@@ -85,37 +85,19 @@ def of_any_type(path, rows):
 
 
 @pytest.fixture
-def prepare(tmp_path):
-    def prepare(source, template=TOOLS):
+def prepare_chats(prepare, tmp_path):
+    def prepare_chats(source, template=TOOLS):
         folder = tmp_path / str(abs(hash(template)))
         folder.mkdir(exist_ok=True)
         chats.tokenizer(template).save(folder)
-        return prepare_corpus(
-            str(source),
-            text_column="text",
-            val_fraction=0.3,
-            block_size=2000,
-            cache_dir=tmp_path / "cache",
-            tokenizer=folder,
-            documents="conversations",
-        ), folder
+        usual = {"val_fraction": 0.3, "block_size": 2000, "documents": "conversations"}
+        return prepare(source, tokenizer=folder, **usual), folder
 
-    return prepare
-
-
-def in_parts(corpus) -> list[tuple[list[int], list[int]]]:
-    found = []
-    for part in (corpus.train, corpus.held_out):
-        begin = 0
-        for end in part.ends.tolist():
-            window = begin, end - begin
-            found.append((part.tokens.window(*window).tolist(), part.are_targets(*window)))
-            begin = end
-    return [(ids, trained.tolist()) for ids, trained in found]
+    return prepare_chats
 
 
 @pytest.mark.parametrize("kind", ["lines", "parquet", "parquet of JSON"])
-def test_a_template_gets_tools_as_transformers_gives_them(prepare, tmp_path, kind):
+def test_a_template_gets_tools_as_transformers_gives_them(prepare_chats, tmp_path, kind):
     from transformers import AutoTokenizer
 
     rows = ROWS
@@ -125,7 +107,7 @@ def test_a_template_gets_tools_as_transformers_gives_them(prepare, tmp_path, kin
         source = parquet(tmp_path / "a.parquet", ROWS)
     else:
         rows, source = of_any_type(tmp_path / "a.parquet", ROWS)
-    corpus, folder = prepare(source)
+    corpus, folder = prepare_chats(source)
     theirs = AutoTokenizer.from_pretrained(folder)
     expected, size = [], 0
     for row in rows:
@@ -142,19 +124,21 @@ def test_a_template_gets_tools_as_transformers_gives_them(prepare, tmp_path, kin
         targets = [i for i, flag in zip(*expected[-1], strict=True) if flag]
         size += len(theirs.decode(targets).replace("<|im_end|>", "").encode())
     dash, bar = (theirs.encode(one, add_special_tokens=False)[0] for one in "-|")
-    found = [([dash if i == bar else i for i in ids], mask) for ids, mask in in_parts(corpus)]
+    found = [
+        ([dash if i == bar else i for i in ids], mask) for ids, mask in conversations_of(corpus)
+    ]
     expected = [([dash if i == bar else i for i in ids], mask) for ids, mask in expected]
     assert found == expected
     assert corpus.info.train_bytes + corpus.info.held_out_bytes == size
 
 
-def test_replies_that_are_only_calls_have_bytes(prepare, tmp_path):
-    corpus, _ = prepare(lines(tmp_path / "a.jsonl", [ROWS[1]] * 4))
+def test_replies_that_are_only_calls_have_bytes(prepare_chats, tmp_path):
+    corpus, _ = prepare_chats(lines(tmp_path / "a.jsonl", [ROWS[1]] * 4))
     assert corpus.info.held_out_bytes == len('\ncall lose {"step": 1}\ncall a {}')
 
 
 @pytest.mark.parametrize("write", [lines, parquet])
-def test_rows_without_messages_or_reply_are_left_out(prepare, tmp_path, write):
+def test_rows_without_messages_or_reply_are_left_out(prepare_chats, tmp_path, write):
     """A template may mark an empty reply with nothing; a table has null for what is absent."""
     unended = chats.CHATML.replace(
         "m['content'] + '<|im_end|>' }}{% endgeneration %}",
@@ -164,7 +148,7 @@ def test_rows_without_messages_or_reply_are_left_out(prepare, tmp_path, write):
     told = [chats.said("the run", "goes on"), chats.said("where", ""), None]
     rows = [{"messages": one} for one in told * 9]
     name = "a.jsonl" if write is lines else "a.parquet"
-    info = prepare(write(tmp_path / name, rows), unended)[0].info
+    info = prepare_chats(write(tmp_path / name, rows), unended)[0].info
     assert (info.documents, info.left_out) == (9, 9)
 
 
@@ -176,10 +160,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_row_that_is_no_conversation_is_refused(prepare, tmp_path, name):
+def test_a_row_that_is_no_conversation_is_refused(prepare_chats, tmp_path, name):
     changes, sentence = WRONG[name]
     with pytest.raises(DataError, match="row 2") as refused:
-        prepare(lines(tmp_path / "a.jsonl", [ROWS[0], {**ROWS[1], **changes}]))
+        prepare_chats(lines(tmp_path / "a.jsonl", [ROWS[0], {**ROWS[1], **changes}]))
     assert sentence in str(refused.value)
 
 

@@ -63,7 +63,7 @@ def requests_of(hub, before=0):
 
 def texts_of(listing, access, **options):
     groups = [read_group(listing, group, access, **options) for group in listing.groups]
-    return [text for group in groups for text in group.texts]
+    return [text for group in groups for text in group]
 
 
 BOTH = [text for _, text in ROWS] * 2
@@ -192,8 +192,9 @@ def test_a_start_waits_for_a_rate_limit_or_says_its_length(
 def test_a_run_waits_for_a_server_that_is_down(dataset_hub, access, monkeypatch):
     monkeypatch.setattr(waiting, "SHOWN_AFTER_SECONDS", 0.2)
     shown = threading.Event()
-    access.say = lambda line: (access.lines.append(line), shown.set())
     listing = list_source(FILES, "text", access)
+    access.lines.clear()  # on a busy machine the listing says that it takes long
+    access.say = lambda line: (access.lines.append(line), shown.set())
     dataset_hub.down()
     found = []
     reader = threading.Thread(target=lambda: found.append(texts_of(listing, access)))
@@ -304,7 +305,7 @@ def test_what_is_damaged_on_the_server_is_broken(dataset_hub, access):
     dataset_hub.fault("blob-get", "corrupted", times=None)
     with pytest.raises(BrokenText, match=r"rows 1 to 40 of data/train-0\.parquet cannot be read"):
         read_group(listing, listing.groups[0], access)
-    assert read_group(listing, listing.groups[0], access, skip_broken=True).broken
+    assert read_group(listing, listing.groups[0], access, skip_broken=True) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"nothing that was kept", None])

@@ -11,9 +11,9 @@ import json
 import pyarrow as pa
 import pytest
 
+import texts
 from common import retries
 from data.columns import TextColumn
-from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
 from data.progress import Progress
 from data.reading import access as reading
@@ -60,7 +60,7 @@ def publish(hub):
 def text_of(tmp_path):
     def text_of(name, text_column="text", say=None):
         opened = open_source(name, TextColumn(text_column), tmp_path / "cache", Progress(say))
-        return "".join(piece["text"] for piece in opened.read())
+        return "".join(text for text, _ in opened.read())
 
     return text_of
 
@@ -221,8 +221,7 @@ def test_a_text_has_one_fingerprint_wherever_it_comes_from(publish, hub, tmp_pat
     name = publish(**{file.replace(".", "_"): content})
 
     def fingerprint(source, cache):
-        settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 4}
-        return prepare_corpus(source, cache_dir=tmp_path / cache, **settings).info.fingerprint
+        return texts.prepare(source, tmp_path / cache, block_size=4).info.fingerprint
 
     there = fingerprint(name, "cache")
     hub.down()
