@@ -1,23 +1,33 @@
-"""Processes that share each sequence compute the loss and the gradients of one that has it all."""
+"""Processes that share sequences or matrices compute what one process computes that has all."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+import families
 from model.causal_lm import PACKING
 from model.context import Context
+from model.families import build_model
 from process_groups import Group, assert_equal_losses_and_gradients, measured
+from snapshot.disk.model import model_config
+
+CANNOT = {
+    # transformers computes gemma2's scores itself, in no function that can be replaced.
+    "contexts": ["their gemma2"],
+    # transformers has no plan for its GPT-2 classes, and experts are not cut.
+    "tensors": ["their gpt2", "their mixtral"],
+}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_family_has_the_loss_and_gradients_of_one_process(tmp_path, processes):
-    """Of four processes, each of two heads of keys is in two."""
-    content = measured("contexts", tmp_path, processes)
+@pytest.mark.parametrize("shared", CANNOT)
+def test_every_family_has_the_loss_and_gradients_of_one_process(tmp_path, shared, processes):
+    """Of four processes that share sequences, each of two heads of keys is in two."""
+    content = measured(shared, tmp_path, processes)
     assert content.keys() == {"gpt2", *(f"their {one}" for one in PACKING)}
-    # transformers computes gemma2's scores itself, in no function that can be replaced.
-    assert [name for name, kinds in content.items() if not kinds] == ["their gemma2"]
+    assert [name for name, kinds in content.items() if not kinds] == CANNOT[shared]
     assert_equal_losses_and_gradients(content)
 
 
@@ -51,3 +61,10 @@ def test_heads_are_exchanged_for_positions_and_back():
         assert context.to_positions(whole.chunk(size, dim=1)[rank]).equal(
             whole.chunk(size, dim=2)[rank]
         )
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "phi", "gpt_oss", "bloom", "arcee"])
+def test_only_measured_families_are_shared(family):
+    """Others may have a norm of heads that is not in their plan, or experts."""
+    small = {**families.ROTARY, "num_local_experts": 4, "pad_token_id": None}
+    assert build_model(model_config({**small, "model_type": family}, family)).tensor_plan == {}
