@@ -125,8 +125,6 @@ class StreamedText:
         """Whether blocks say where documents begin."""
         self._ahead = ReadAhead(stream.windows_ahead)
         self._start = [Cursor() for _ in sources]
-        self._walks: list[Walk] = []
-        self._after: dict[int, list[Cursor]] = {}
 
     def begin_at(self, state: Sequence[dict[str, Any]]) -> None:
         """Continue where the snapshot with this state ends. Raises DataError for other weights."""
@@ -144,6 +142,7 @@ class StreamedText:
         for source, start in reversed(pairs):  # the first one is read by whoever takes a block
             self._ahead.ask(source, (start.epoch, start.window))
         self._walks = [Walk(source, start, self._ahead) for source, start in pairs]
+        self._after: dict[int, list[Cursor]] = {}
         self._next = sum(start.blocks for start in self._start)
         self._block_size, self._global_batch_size = block_size, global_batch_size
         return self

@@ -12,28 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer
 
 from data.chunks import Chunk
 from data.errors import DataError
 from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer, train_bpe
-from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
-from model.gpt import GPTConfig
+from data.tokenizer import TOKENIZER_FILES, CharTokenizer, refuse_larger_than
 from odd_texts import AWKWARD, SPACED, UNICODE
+from saved_tokenizers import auto_tokenizer
 from snapshot.disk.folder import read_json
 from subword_folders import END, WORDS, foreign_folder, sentencepiece_folder, trained
 
 BPE = trained()
 LITERAL = st.sampled_from([END_OF_TEXT, "<|endof", "text|>", " ", "the run", "\n\n", "日", "🙂"])
 TEXTS = st.one_of(UNICODE, SPACED, st.lists(LITERAL, max_size=9).map("".join))
-
-
-def auto_tokenizer(tokenizer: Tokenizer, folder: Path):
-    """AutoTokenizer of a folder that holds what a snapshot holds."""
-    shape = GPTConfig(tokenizer.vocab_size, block_size=8, n_layer=1, n_head=1, n_embd=4)
-    (folder / "config.json").write_text(json.dumps(shape.config_json()))
-    tokenizer.save(folder)
-    return AutoTokenizer.from_pretrained(folder)
 
 
 @given(TEXTS)

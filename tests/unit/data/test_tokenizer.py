@@ -1,6 +1,5 @@
 """The character tokenizer, and the same one as transformers loads it."""
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -8,25 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer
-from model.gpt import GPTConfig
 from odd_texts import AWKWARD, SPACED, UNICODE
+from saved_tokenizers import auto_tokenizer
 
 
 def tokenizer_of(*texts):
     return CharTokenizer("".join(sorted(set("".join(texts)))))
-
-
-def auto_tokenizer(tokenizer, folder):
-    """AutoTokenizer of a folder that holds what a snapshot holds."""
-    shape = GPTConfig(tokenizer.vocab_size, block_size=8, n_layer=1, n_head=1, n_embd=4)
-    config = shape.config_json()
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer.save(folder)
-    return AutoTokenizer.from_pretrained(folder)
 
 
 def assert_same_as_transformers(text):
