@@ -117,10 +117,9 @@ def test_a_full_disk_under_one_writer_costs_one_snapshot(small, tmp_path):
 
 
 @pytest.mark.thorough
-def test_processes_without_a_common_disk_gather_as_is_said_once(small, tmp_path):
+def test_processes_without_a_common_disk_gather(small, tmp_path):
     result = launched(tmp_path, "apart", *small, f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("the main process gathers every snapshot") == 1
     for step in (10, 20, 30):
         verify(runs.snapshot(tmp_path / "run", step))
     assert not (tmp_path / "another disk").exists()
