@@ -112,8 +112,9 @@ class Console:
             print(shown(text), flush=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
+        """Print a warning, which is also one of the run's events."""
         self.say(f"warning: {text}")
+        self.note("warning", self.step, text)
 
     def note(self, event: str, step: int, text: str = "") -> None:
         """Add an event of the run, without a line."""

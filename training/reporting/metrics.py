@@ -27,8 +27,9 @@ Record = dict[str, Any]
 FIGURES = ("train", "eval", "sample")
 """The `event` of lines with figures, in the order in which a step adds them."""
 EVENTS = ("start", "machine", "changed", "stop", "end", "warning")
-"""The `event` of lines on what happened: time (UTC), attempt, event, step and text. Warnings are in
-files of older versions."""
+"""The `event` of lines on what happened: time (UTC), attempt, event, step and text."""
+PATH = re.compile(r"[~\w.:-]*[/\\]")
+"""How a folder or an address begins in a text."""
 HOLE = b"\0"
 """After a power loss a file may hold this where its content had not reached the disk."""
 LINE = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
@@ -245,13 +246,19 @@ class MetricsFile:
 
 
 class Events:
-    """Adds to metrics.jsonl what happens to a run."""
+    """Adds to metrics.jsonl what happens to a run.
+
+    The file travels with the run's store, which others may read: a warning ends before the first
+    path in it, and no other text has one.
+    """
 
     def __init__(self, metrics: MetricsFile, attempt_id: str) -> None:
         self._metrics, self._attempt = metrics, attempt_id[:8]
 
     def add(self, event: str, step: int, text: str = "") -> None:
-        """Add an event, one of `EVENTS`. Others may read the text: it names no folder."""
+        """Add an event, one of `EVENTS`. Any thread may call this."""
+        if event == "warning":
+            text = PATH.split(text)[0].rstrip(" '(\"")
         line = {
             "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "attempt": self._attempt,

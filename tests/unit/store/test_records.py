@@ -131,10 +131,12 @@ def test_fetched_control_characters_reach_no_terminal(tmp_path):
 def test_events_hold_no_secret_and_have_a_bounded_text(tmp_path):
     events = Events(MetricsFile(tmp_path / METRICS, 0), "0123456789")
     events.add("stop", 3, "see https://u:p@host/x?token=1")
+    events.add("warning", 3, "no room left: '/home/jane doe/my run', step 3")
     events.add("stop", 3, "x" * 1000)
-    first, second = read_events(tmp_path / METRICS)
+    first, warning, second = read_events(tmp_path / METRICS)
     assert (first["attempt"], first["step"]) == ("01234567", 3)
     assert first["text"] == "see https://host/x?***"
+    assert warning["text"] == "no room left:"
     assert len(second["text"]) == LONGEST_TEXT
 
 
@@ -203,6 +205,8 @@ def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
     assert "the metrics of earlier steps could not be fetched from me/run@" in result.stdout
     assert "The curves of this run begin at step 11." in result.stdout
     assert runs.metrics(tmp_path / "b")[0]["step"] == 11
+    (warning,) = (e for e in read_events(tmp_path / "b" / METRICS) if e["event"] == "warning")
+    assert warning["text"].startswith("the metrics of earlier steps could not be fetched")
 
 
 def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
