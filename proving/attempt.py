@@ -6,6 +6,7 @@ It records what the checks compare: the text, gradients, seconds and bytes.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -265,10 +266,12 @@ class ProvenSession(Session):
     def _gradient_norms(self) -> dict[str, float | None]:
         """The norm of each gradient of the whole model. Every process must call this."""
         layout = unwrapped(self.accelerator, self._model).layout()
-        return {
-            name: None if one.grad is None else float(gather_full(one.grad).double().norm())
-            for name, one in layout.trained().items()
-        }
+        norms: dict[str, float | None] = {}
+        for name, one in layout.trained().items():
+            file, _ = layout.place(name)  # processes that share matrices have several parts of one
+            norm = None if one.grad is None else float(gather_full(one.grad).double().norm())
+            norms[file] = None if norm is None else math.hypot(norm, norms.get(file) or 0.0)
+        return norms
 
 
 def _die() -> None:
