@@ -60,7 +60,7 @@ from training.distributed.sharing import (
 
 MIB = 2**20
 BUCKET_MIB, LARGEST_BUCKET_MIB = 25, 250
-"""DDP's own bucket size, and the largest between machines."""
+"""The size of DDP's own buckets but the first, and the largest between machines."""
 BUCKETS = 8
 """The least number of buckets between machines: the last one is sent after the backward pass."""
 REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -74,7 +74,8 @@ class DdpOptions:
     accelerate 1.15 lacks torch's new name of `broadcast_buffers`; torch refuses bf16 over gloo.
     """
 
-    bucket_mib: int = BUCKET_MIB
+    bucket_mib: int | None = None
+    """None: DDP's own sizes, of which the first is small, so that sending begins early."""
     in_bf16: bool = False
     """Whether processes send and add up gradients in bf16."""
 
@@ -415,10 +416,11 @@ def ddp_options(model: nn.Module, reduce_dtype: str, between_machines: bool) -> 
     Between machines a message waits longer for its turn than inside one, so its buckets grow with
     the model: an eighth of the gradients, so that most of them travel during the backward pass.
     """
-    bucket = BUCKET_MIB
+    bucket = None
     if between_machines:
         size = sum(one.nbytes for one in model.parameters() if one.requires_grad)
-        bucket = min(max(bucket, size // BUCKETS // MIB), LARGEST_BUCKET_MIB)
+        larger = min(size // BUCKETS // MIB, LARGEST_BUCKET_MIB)
+        bucket = larger if larger > BUCKET_MIB else None
     return DdpOptions(bucket, reduce_dtype == "bf16")
 
 

@@ -26,8 +26,8 @@ def model_of(size: int) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("size", "between_machines", "bucket"),
     [
-        (400 * MIB, False, 25),
-        (100 * MIB, True, 25),
+        (400 * MIB, False, None),
+        (100 * MIB, True, None),
         (400 * MIB, True, 50),  # an eighth
         (9000 * MIB, True, 250),
     ],
