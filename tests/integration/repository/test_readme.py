@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import families
 import hubs
 import pages
 import real_models
@@ -16,6 +18,7 @@ import runs
 from loopback_hub import LoopbackHub
 from pages import LAUNCHES, README, SHOWN, launched_by, script_of
 from runs import ROOT
+from stream_data import publish_dataset
 
 GPT2 = "openai-community/gpt2"
 ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml", "fsdp_hybrid_cpu.yaml")
@@ -55,6 +58,9 @@ def marks(command: pages.Command) -> list[pytest.MarkDecorator]:
 def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path):
     config, overrides = launched_by(command)
     (tmp_path / "books").mkdir()
+    lines = text_file.read_text().splitlines()
+    rows = "".join(json.dumps({"text": line}) + "\n" for line in lines)
+    (tmp_path / "chats.jsonl").write_text(rows)
     here = {"my.txt": text_file, "books/*.txt.gz": text_file, "chats.jsonl": text_file}
     taken = []
     for override in overrides:
@@ -65,7 +71,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
             value = here.get(value.strip('"'), value)
         if key == "hub.url":  # S3 and a shared folder
             folder = tmp_path / value.partition("://")[2].strip("/")
-            folder.parent.mkdir()
+            folder.parent.mkdir(parents=True)
             value = f"file://{folder}"
         if value == "mixture":  # a folder that the page says how to make
             (content,) = re.findall(
@@ -74,6 +80,10 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
             (tmp_path / value).mkdir()
             (tmp_path / value / "config.json").write_text(content)
             value = str(tmp_path / value)
+        if key == "data.mix":
+            value = value.replace("chats/*.jsonl", str(tmp_path / "*.jsonl"))
+        if value == "my-llama":
+            value = str(families.make("llama", tmp_path / value, max_position_embeddings=64))
         if value == "out/python-docs":
             value = str(finished_run)
             taken.append("data.block_size=16")  # its context
@@ -81,9 +91,12 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
     if any("shakespeare" in override for override in taken):  # its text is behind an address
         taken.append(f"data.source={text_file}")
     with LoopbackHub(tmp_path / "hub") as hub:
-        if f"model.pretrained={GPT2}" in taken:
+        if GPT2 in command.line:
             small = real_models.make("gpt2", tmp_path / "gpt2", n_positions=64)
             hubs.publish(hub, GPT2, small)
+        if "owner/name" in command.line:
+            hub.create("datasets/owner/name", private=False)
+            publish_dataset(hub, {"data/train.jsonl": rows.encode()}, "owner/name")
         launched = runs.launch_command(
             config.rsplit("/", 1)[-1],
             *taken,
@@ -99,7 +112,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
         if command == SHOWN[0]:
             assert_shown_in_the_readme(result.stdout, tmp_path / "run")
         if "hub.repo_id=me/run" in taken:
-            look_into_the_repo(hub)
+            look_into_the_repo(hub, tmp_path)
 
 
 def assert_shown_in_the_readme(output: str, run_dir: Path) -> None:
@@ -116,12 +129,14 @@ def assert_shown_in_the_readme(output: str, run_dir: Path) -> None:
     assert [line for line in compared if line not in shown] == []
 
 
-def look_into_the_repo(hub: LoopbackHub) -> None:
-    """The commands that the pages give for a repo."""
-    lines = [one.line for one in SHOWN if "me/run" in one.line and one.line.startswith("python ")]
-    assert len(lines) == 5
+def look_into_the_repo(hub: LoopbackHub, folder: Path) -> None:
+    """The commands that the page about the Hub gives for a repo."""
+    lines = [one.line for one in SHOWN if one.page.name == "hub.md" and " me/run" in one.line]
+    lines = [line for line in lines if line.startswith("python ")]
+    assert len(lines) == 4
+    others = {"The ": "on ", "page": str(folder / "page")}
     for line in lines:
-        words = ["on " if word == "The " else word for word in shlex.split(line)[1:]]
+        words = [others.get(word, word) for word in shlex.split(line)[1:]]
         result = runs.run([sys.executable, *words], **hub.environment(), code=0)
         assert result.stdout
 
