@@ -143,7 +143,6 @@ def ring_of(kind: str) -> list[str]:
 ROWS = [(kind, shape) for kind in MODELS for shape in dict.fromkeys(ring_of(kind))]
 ROWS += [("gpt", shape) for shape in MORE_SHAPES]
 ROWS += [(kind, shape) for kind in KINDS for shape in ("DDP 2", "FSDP 2")]
-ROWS += [("adapters", shape) for shape in ("tp 2", "tp 2 x shard 2")]
 QUICK = [("subwords", "DDP 2"), ("conversations", "DDP 2"), ("frozen", "FSDP 2")]
 IN_CI = [("qwen3", "tp 2"), ("mixtral", "cp 2"), ("gpt2 other", "FSDP 2"), ("four bits", "FSDP 2")]
 IN_CI += [("adapters", "FSDP 2"), ("conversations", "FSDP 2"), ("narrow", "FSDP 2")]
