@@ -243,8 +243,7 @@ def _content(call: Call, repo: Repo | Bucket, sha256: str, headers: dict[str, st
 
 def _signed_repo(call: Call) -> Repo:
     """The repo of a signed address, which needs no token and, as at S3, bears none."""
-    is_elsewhere = call.hub.contents_endpoint != call.hub.endpoint
-    if is_elsewhere and "Authorization" in call.headers:
+    if "Authorization" in call.headers:
         raise Refusal(400, "Only one auth mechanism allowed", "InvalidArgument")
     if call.query.get("signature") != [call.hub.signature(call.method, call.path)]:
         raise Refusal(403, "The signature does not match", "SignatureDoesNotMatch")

@@ -483,9 +483,10 @@ class Server:
     @property
     def contents_endpoint(self) -> str:
         """Its address under another name, where large contents are: another origin, as the Hub's
-        storage is. From other machines it has one name only."""
-        name = "localhost" if self._host == LOOPBACK else self._host
-        return f"http://{name}:{self._port}"
+        storage is. 10.77.1 is 10.77.0.1, which needs no server of names."""
+        first, second, third, last = self._host.split(".")
+        number = f"{first}.{second}.{256 * int(third) + int(last)}"
+        return f"http://{'localhost' if self._host == LOOPBACK else number}:{self._port}"
 
     def up(self) -> None:
         """Listen, after `down` at the same address."""
