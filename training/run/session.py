@@ -20,6 +20,7 @@ from config.stored import as_plain
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
+from model.frozen import NF4
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
@@ -50,6 +51,7 @@ from training.run.pretrained import (
     fill_weights,
     find_pretrained,
     generation,
+    refuse_nf4,
     refuse_undescribed,
 )
 from training.run.records import BestSnapshot, begin_records, evaluation_is_pending
@@ -94,6 +96,8 @@ class Session:
         self.accelerator = accelerator
         check_configuration(accelerator, self.config)
         refuse_undescribed(self.config)
+        if self.config.model.frozen_dtype == NF4:
+            refuse_nf4(accelerator)
         lock_run_dir(accelerator, self.config, self._lock)
         refuse_requested_kernel(accelerator, self.config)
         fit_threads()
