@@ -109,7 +109,9 @@ class Source:
                 raise SnapshotError(f"{name} has {file.size:,} bytes, {limit}.")
             if is_small or (wanted is INFERENCE and WEIGHTS.fullmatch(name)):
                 digests[name] = file.sha256
-        work = partial(twice, partial(download, self.contents, digests))
+        # Without commits a file may have been replaced, and no digest tells: no cache is trusted.
+        again = not self.contents.store.has_commits
+        work = partial(twice, partial(download, self.contents, digests, again=again))
         return Fetched(with_retries(work), self.contents)
 
 

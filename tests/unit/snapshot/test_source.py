@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import constants
 
+import families
 import hubs
 import runs
 from snapshot.base import open_base
@@ -50,6 +51,17 @@ def test_a_name_means_the_same_to_every_command(names, finished_run, tmp_path):
             "model.pretrained", base.place or base.name, 5.0
         )  # as another machine opens it
         assert again.folder == base.folder
+
+
+def test_a_model_that_was_replaced_in_a_store_of_files_is_read_anew(tmp_path, monkeypatch):
+    """Without commits, nothing but its content tells."""
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    model = tmp_path / "model"
+    for deviation in (0.02, 0.05):
+        families.make("llama", model, initializer_range=deviation)
+        fetched = open_base("model.pretrained", f"file://{model}", 5.0).fetch_weights()
+        weights = "model.safetensors"
+        assert (fetched / weights).read_bytes() == (model / weights).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["out", "a/b/c", "/none/at/all"])
