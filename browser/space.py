@@ -31,6 +31,8 @@ def make_space(source: str, target: str) -> None:
             f"--to {target} is not a folder. Name a new one, and upload it: "
             "hf upload owner/name <folder> . --repo-type space --private."
         )
+    if str(expanded(target)).startswith("~"):
+        raise SnapshotError(f"--to {target} names the home of an unknown user: write {folder}.")
     if os.path.lexists(folder):
         raise SnapshotError(f"--to {target} exists already. Name a new folder, or move it away.")
     named = find_model(source)

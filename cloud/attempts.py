@@ -40,16 +40,18 @@ class Attempts:
             signal.signal(number, self._forward)
 
     def run(self, most: int, final: Sequence[int], first_delay_seconds: float = 5.0) -> int:
-        """The exit code of the last attempt.
+        """The exit code of the last attempt; that for another machine once this is taken back.
 
         Attempts end at a code in `final`, or after `most` restarts in a row without a new snapshot.
         The delay before an attempt doubles with each of these restarts.
         """
+        code = self._run(most, final, first_delay_seconds)
+        return exits.EXIT_AGAIN if self._is_taken_back and code not in final else code
+
+    def _run(self, most: int, final: Sequence[int], first_delay_seconds: float) -> int:
         fruitless, before = 0, self._newest_snapshot()
         while True:
             code, newest = self._attempt(), self._newest_snapshot()
-            if self._is_taken_back and code not in final:
-                return exits.EXIT_AGAIN
             fruitless, before = (fruitless + 1 if newest == before else 0), newest
             if most == 0 or code in final or self._stopped.is_set():
                 return code

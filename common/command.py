@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from common.printable import printable, redact_urls
+from common.printable import shown
 
 EXIT_DONE, EXIT_FAILED, EXIT_USER_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_NOT_READ = 141
@@ -47,7 +47,7 @@ def say_error(text: str) -> None:
     """Print on stderr, above a progress bar if there is one, and safe to print anywhere."""
     from tqdm import tqdm  # only here: --help is faster without it
 
-    tqdm.write(printable(redact_urls(text), multiline=True), file=sys.stderr)
+    tqdm.write(shown(text), file=sys.stderr)
     sys.stderr.flush()
 
 

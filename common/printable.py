@@ -28,6 +28,11 @@ def printable(text: str, multiline: bool = False) -> str:
     )
 
 
+def shown(text: str) -> str:
+    """Text that is safe to print: control characters escaped, URLs without their secrets."""
+    return printable(redact_urls(text), multiline=True)
+
+
 def shortened(text: str) -> str:
     """A value for an error, cut if it is long."""
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"

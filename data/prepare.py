@@ -132,8 +132,9 @@ def _mapped(
 def _encode(tokenizer: Tokenizer, batch: dict[str, list]) -> list[Encoded]:
     encoded = []
     for row, tokens in zip(batch["row"], tokenizer.encode_rows(batch["row"]), strict=True):
-        text = "".join(chunk.text for chunk in row)
-        encoded.append(Encoded(tokens, row[0].held_out, len(text), utf8_bytes(text)))
+        characters = sum(len(chunk.text) for chunk in row)
+        size = sum(utf8_bytes(chunk.text) for chunk in row)
+        encoded.append(Encoded(tokens, row[0].held_out, characters, size))
     return encoded
 
 

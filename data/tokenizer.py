@@ -246,7 +246,7 @@ class CharTokenizer(Tokenizer):
         path = folder / TOKENIZER_FILES[0]
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            vocabulary: dict[str, int] = dict(content["model"]["vocab"])
+            vocabulary: dict[str, int] = {**content["model"]["vocab"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
         characters = sorted(vocabulary)

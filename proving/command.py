@@ -98,7 +98,7 @@ def as_main(
         "counts": counts,
         "checks": [asdict(line) for line in lines],
     }
-    write_whole(launch.folder / PROOF, json.dumps(content, indent=2) + "\n")
+    write_whole(launch.folder / PROOF, json.dumps(content, indent=2).encode() + b"\n")
     proof.remove()
     return EXIT_FAILED if counts[RED] else EXIT_DONE
 

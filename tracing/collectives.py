@@ -47,7 +47,7 @@ def rows_of(events: Iterable[Event], step: str) -> dict[str, Row]:
     for call in (one for one in events if one["name"] in CALLS):
         kind, argument = CALLS[call["name"]]
         # gloo has no reduce-scatter: torch sends an all-reduce instead.
-        names = {kind.replace("-", ""), "allreduce" if kind == "reduce-scatter" else kind}
+        names = {kind.replace("-", ""), *(["allreduce"] if kind == "reduce-scatter" else [])}
         transfer = next((one for one in transfers if _is_of(one, call, names)), None)
         if transfer is not None:
             transfers.remove(transfer)

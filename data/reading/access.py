@@ -50,9 +50,19 @@ LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set 
 class Access:
     """Reads ranges of bytes. Any thread may call it."""
 
-    def __init__(self, cache_dir: Path, say: Callable[[str], None] | None = None) -> None:
-        """`say` prints a line for the user, for example about a wait."""
+    def __init__(
+        self,
+        cache_dir: Path,
+        say: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        """`say` prints a line for the user, for example about a wait.
+
+        `warn` prints what is left out, by default like `say`: of several processes, any may be the
+        only one to read that.
+        """
         self.cache_dir, self.say = cache_dir, say or (lambda line: None)
+        self._warn = warn or self.say
         self._most_seconds = RUN_SECONDS
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -208,7 +218,7 @@ class Access:
             is_known = what in self._left_out
             self._left_out.add(what)
         if not is_known:
-            self.say(f"warning: data.source={source}: left out: {what}")
+            self._warn(f"warning: data.source={source}: left out: {what}")
 
 
 def token_headers() -> dict[str, str]:

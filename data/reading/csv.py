@@ -48,7 +48,7 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
 
 def columns(table: Table) -> list[str]:
     """The names in the header. Raises DataError if it lacks the column."""
-    return _opened(table)[0] if table.file.size else []
+    return _opened(table)[0]
 
 
 def _opened(table: Table) -> tuple[list[str], Iterator[list[str]]]:

@@ -61,13 +61,15 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
     footer = _footer_of(table)
     types, leaves = _wanted(table)
     restores = {name: restorer(kind) for name, kind in types.items()}
-    content, number = FileRange(table, AHEAD_BYTES if group.rows is None else 0), 0
+    content, number = FileRange(table), 0
     for index in range(footer.num_row_groups) if group.rows is None else [group.index]:
         begin, end = _extent(_chunks(footer, index, leaves))
         if not group.begin <= begin < group.end:
             continue
-        content.seek(begin)
-        content.read(end - begin)  # all columns by one request
+        if not content.holds(begin, end):  # all columns by one request, and perhaps what follows
+            content = FileRange(table, max(0, AHEAD_BYTES - (end - begin)) * (group.rows is None))
+            content.seek(begin)
+            content.read(end - begin)
         with parquet.ParquetFile(
             content, metadata=footer, pre_buffer=False, page_checksum_verification=True
         ) as opened:

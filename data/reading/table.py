@@ -198,6 +198,10 @@ class FileRange(AbstractBufferedFile):
         super().__init__(None, table.file.name, block_size=ahead, size=table.file.size)
         self._table = table
 
+    def holds(self, begin: int, end: int) -> bool:
+        """Whether these bytes are in memory. Of others, what is missing would replace the rest."""
+        return bool(self.cache.start <= begin and end <= self.cache.end)
+
     def _fetch_range(self, start: int, end: int) -> bytes:
         return bytes(self._table.read(start, end))
 

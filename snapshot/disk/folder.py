@@ -117,11 +117,11 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def write_whole(path: Path, content: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Replace a file atomically: the new one is flushed, then renamed."""
     partial = path.with_name(f"{path.name}.new")
     try:
-        partial.write_text(content, encoding="utf-8")
+        partial.write_bytes(content)
         flush([partial])
         partial.replace(path)
     except OSError:

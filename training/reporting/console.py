@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from common.printable import printable, redact_urls
+from common.printable import shown
 from training.reporting.metrics import Events
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
@@ -59,11 +59,6 @@ def make_output_lossy() -> None:
         )
         lossy.replaced = stream  # type: ignore[attr-defined]  # or its end would close the file
         setattr(sys, name, lossy)
-
-
-def shown(text: str) -> str:
-    """Text that is safe to print: control characters escaped, URLs without their secrets."""
-    return printable(redact_urls(text), multiline=True)
 
 
 def write_now(text: str, seconds: float) -> None:

@@ -56,37 +56,41 @@ def scan(path: Path) -> Iterator[tuple[int, bytes, Record]]:
             if HOLE in line and line.isascii():  # otherwise it may be a file of another kind
                 continue
             if (record := _figures_in(line) or record_in(line)) is None:
-                raise ConfigError(
-                    f"line {number} of {path} is not a line of metrics. Remove it, or move the "
-                    "file out of run.dir; the run itself does not need it."
-                )
+                raise _not_metrics(f"line {number}", path)
             yield end, line, record
+
+
+def _not_metrics(line: str, path: Path) -> ConfigError:
+    return ConfigError(
+        f"{line} of {path} is not a line of metrics. Remove it, or move the file out of run.dir; "
+        "the run itself does not need it."
+    )
 
 
 def read_metrics(path: Path, after: int = -1) -> list[Record]:
     """The figures of the steps after one, in their order. Raises ConfigError as `scan` does."""
-    return [
-        json.loads(line)
-        for _, line, record in scan(path)
-        if record["event"] in FIGURES and record["step"] > after
-    ]
+    records = []
+    for _, line, found in scan(path):
+        if found["event"] in FIGURES and found["step"] > after:
+            if (record := record_in(line)) is None:  # `scan` has read its beginning alone
+                raise _not_metrics(f"the line of step {found['step']}", path)
+            records.append(record)
+    return records
 
 
 def read_events(path: Path) -> list[Record]:
-    """The lines on what happened to the run; none where the file cannot be read."""
+    """The lines on what happened to the run, as far as the file can be read."""
+    events = []
     with suppress(OSError, ConfigError):
-        return [
-            record | {"text": printable(record["text"])[:LONGEST_TEXT]}
-            for _, _, record in scan(path)
-            if record["event"] in EVENTS
-        ]
-    return []
+        for _, _, record in scan(path):
+            if record["event"] in EVENTS:
+                events.append(record | {"text": printable(record["text"])[:LONGEST_TEXT]})
+    return events
 
 
-def held_out_at(path: Path, step: int) -> float | None:
-    """The held-out loss of a step, or None where the file has none. Raises ConfigError."""
-    losses = (r["loss"] for _, _, r in scan(path) if (r["event"], r["step"]) == ("eval", step))
-    return next(map(float, losses), None)
+def held_out_losses(path: Path) -> dict[int, float]:
+    """The held-out losses in a file, by step. Raises ConfigError."""
+    return {r["step"]: float(r["loss"]) for _, _, r in scan(path) if r["event"] == "eval"}
 
 
 def newest_step(path: Path) -> int | None:
@@ -121,7 +125,7 @@ def add_fetched(path: Path, fetched: Path, step: int) -> None:
     records = _checked(fetched, step)
     first = next((record["step"] for record in records if record["event"] in FIGURES), 1)
     before = metrics_up_to(path, first - 1) if first > 1 else b""
-    write_whole(path, b"".join([before, *map(as_line, records)]).decode())
+    write_whole(path, b"".join([before, *map(as_line, records)]))
 
 
 def _figures_in(line: bytes) -> Record | None:

@@ -155,9 +155,10 @@ class Report:
         self.record(records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
-        words = [f"norm {norms[-1]:.2f}", f"rate {newest.learning_rate:.2g}"]
+        # The width of a terminal may cut off the last: what went wrong comes first.
+        words = [f"{self.skipped} skipped"] * bool(self.skipped) + [hub_status] * bool(hub_status)
+        words += [f"norm {norms[-1]:.2f}", f"rate {newest.learning_rate:.2g}"]
         words += [f"{name} {value:.4g}" for name, value in metrics[-1].items()]
-        words += [f"{self.skipped} skipped"] * bool(self.skipped) + [hub_status] * bool(hub_status)
         seconds_left = (self.console.max_steps - newest.step) * seconds / len(collected)
         self.console.progress(newest.step, losses[-1], speed, seconds_left, words)
         self._seconds += seconds

@@ -147,7 +147,7 @@ class PretrainedModel:
     def _build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         accelerator, base, keys = self._accelerator, self.base, self._config.model
         kept = keys.frozen_dtype if start.state is None else start.state.frozen_dtype
-        if NF4 in (keys.frozen_dtype, kept):
+        if kept == NF4:  # of a snapshot; a configuration that asks for it was refused before
             refuse_nf4(accelerator)
         context, end = self._config.data.block_size, tokenizer.end_of_text
         base = base.on_text(tokenizer.vocab_size, context, end)
@@ -189,7 +189,7 @@ class PretrainedModel:
         return Adapters(lora, self._public(name), commit, content.get("model_type") == GPT2)
 
     def _find_base(self, lora: Lora, place: Path, state: RunState) -> Adapters:
-        """Find the base of the adapters in a snapshot, whose weights `load` reads."""
+        """Find the base of the adapters in a snapshot, whose weights `fill_weights` reads."""
         held, here = read_adapters(place), self._accelerator.is_local_main_process
         assert held is not None, "check_snapshot has found them"
         self._base_config, self._base_digest = state.base_config, state.base_digest

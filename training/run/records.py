@@ -25,9 +25,9 @@ from training.reporting.metrics import (
     Events,
     MetricsFile,
     add_fetched,
-    held_out_at,
+    held_out_losses,
     metrics_up_to,
-    read_metrics,
+    newest_step,
 )
 from training.run.run_dir import not_writable
 
@@ -45,7 +45,9 @@ def begin_records(console: Console, config: Config, start: Start, state: RunStat
     step = state.step if start.is_in(run_dir) else 0
     problem = fetch_missing(config, start, state)
     try:
-        write_whole(run_dir / CONFIG_FILE, as_yaml(config))  # first: it makes the folder a run's
+        write_whole(
+            run_dir / CONFIG_FILE, as_yaml(config).encode()
+        )  # first: it makes the folder a run's
         metrics = MetricsFile(run_dir / METRICS, step)
     except OSError as error:
         raise not_writable(run_dir, error) from error
@@ -79,7 +81,8 @@ def fetch_missing(config: Config, start: Start, state: RunState) -> str:
     if contents is None or latest is None or latest.run_id != state.run_id:
         return ""
     try:
-        if read_metrics(run_dir / METRICS, state.step - 1):
+        newest = newest_step(run_dir / METRICS)
+        if newest is not None and newest >= state.step:
             return ""
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
             fetched = with_retries(lambda: fetch_metrics(contents, Path(folder)))
@@ -133,9 +136,9 @@ class BestSnapshot:
         self._losses: dict[int, float] = {}  # by step
         self._in_store: Best | None = None
         if self._is_known:
-            for folder in snapshot_folders(self._root):
-                if (loss := held_out_at(run_dir / METRICS, step_of(folder))) is not None:
-                    self._losses[step_of(folder)] = loss
+            losses = held_out_losses(run_dir / METRICS)
+            here = map(step_of, snapshot_folders(self._root))
+            self._losses = {step: losses[step] for step in here if step in losses}
             latest = start.known_latest
             if latest is None or latest.run_id != state.run_id or latest.best_loss is None:
                 return
@@ -169,7 +172,7 @@ def evaluation_is_pending(config: Config, start: Start, state: RunState) -> bool
     run_dir, step = Path(config.run.dir), state.step
     if not start.is_in(run_dir):
         return False  # a new run, perhaps from another run's snapshot
-    loss = held_out_at(run_dir / METRICS, step)
+    loss = held_out_losses(run_dir / METRICS).get(step)
     if loss is not None:
         state.update_best_loss(loss)
         return False

@@ -72,10 +72,16 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     chosen, is_main = Chosen(**facts), accelerator.is_main_process
     if is_one_machine():
         return start if is_main else chosen.here(config)
-    fetches = accelerator.is_local_main_process and not is_main
-    return local_main_first(
-        accelerator, lambda: start if is_main else chosen.on_other_machine(config, fetches)
-    )
+
+    def on_this_machine() -> Start:
+        if is_main:
+            return start
+        fetches = accelerator.is_local_main_process
+        if fetches:
+            remove_downloads(config, lock)  # that were cut off, and may fill the disk
+        return chosen.on_other_machine(config, fetches)
+
+    return local_main_first(accelerator, on_this_machine)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def _with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
     """
     with suppress(KeyError, TypeError):
         if (own := read_config(path)) is not None:
-            data, public = dict(stored["data"]), public_config(own)["data"]
+            data, public = {**stored["data"]}, public_config(own)["data"]
             for key in ("source", "mix"):
                 if data[key] == public[key]:
                     data[key] = own["data"][key]

@@ -48,7 +48,7 @@ def prepare_text(
     """
     base = None if pretrained is None else pretrained.base
     data, first = config.data, accelerator.is_local_main_process
-    access = Access(Path(data.cache_dir), say_error if first else None)
+    access = Access(Path(data.cache_dir), say_error if first else None, say_error)
     listings: list[Listing] = []
     revisions: list[str | None] = []
     if is_streamed(data):

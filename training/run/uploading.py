@@ -5,6 +5,7 @@ No error leaves `store.uploader`, so a run continues without the Hub.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,12 +79,12 @@ def hand_over(
     snapshot: Path | None,
     sample: str | None = None,
     best_loss: float | None = None,
-    best: Best | None = None,
+    best: Callable[[], Best | None] = lambda: None,
 ) -> None:
     """Offer a finished snapshot for upload, with a model card and the present curves.
 
-    `best_loss` goes into the card where it is newer than the snapshot's. `best` is the snapshot
-    with the lowest held-out loss, if that is kept.
+    `best_loss` goes into the card where it is newer than the snapshot's. `best` returns the
+    snapshot with the lowest held-out loss, if that is kept.
     """
     if uploads is None or snapshot is None or uploads.status().off:
         return
@@ -91,7 +92,7 @@ def hand_over(
     with suppress(OSError):  # not drawn yet, or not readable: a snapshot matters more
         picture = (Path(config.run.dir) / CURVES).read_bytes()
     try:
-        state, proof = read_state(snapshot), read_proof(config.run.dir)
+        state, proof, newest_best = read_state(snapshot), read_proof(config.run.dir), best()
         if best_loss is not None:
             state.update_best_loss(best_loss)
         text = card_text(
@@ -101,14 +102,14 @@ def hand_over(
             versions(),
             sample=sample,
             has_curves=picture is not None,
-            best=best,
+            best=newest_best,
             speed=console.speed_in_words(),
             proof=None if proof is None else proof["summary"],
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
         return
-    uploads.offer(snapshot, Card(text, picture), best)
+    uploads.offer(snapshot, Card(text, picture), newest_best)
 
 
 def finish_uploads(

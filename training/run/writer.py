@@ -205,7 +205,7 @@ class SnapshotWriter:
                 report.last_snapshot,
                 sample,
                 best_loss=best_loss,
-                best=self._best.newest,
+                best=lambda: self._best.newest,
             )
 
     def prune(self, newest: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -82,6 +83,19 @@ def test_a_signal_between_two_attempts_prevents_the_next(tmp_path):
         assert "the next attempt begins in 300 s" in process.stdout.readline()
         process.terminate()
         assert process.wait(20) == exits.EXIT_FAILED
+
+
+def test_a_notice_between_two_attempts_ends_with_the_code_for_another_machine(
+    handlers, tmp_path, monkeypatch
+):
+    failing = Attempts([sys.executable, "-c", "exit(1)"], tmp_path)
+    waiting = threading.Event()
+    monkeypatch.setattr("builtins.print", lambda *_, **__: waiting.set())
+    monkeypatch.setattr("cloud.attempts.has_notice", lambda *_: waiting.wait(20))
+    watching = threading.Thread(target=failing.watch, args=(["gcp"], None))
+    watching.start()
+    assert failing.run(5, (), first_delay_seconds=1000) == exits.EXIT_AGAIN
+    watching.join()
 
 
 @pytest.mark.parametrize(

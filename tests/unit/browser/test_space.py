@@ -106,6 +106,8 @@ def test_mistakes_on_the_command_line_are_sentences(finished_run, tmp_path, caps
         assert sentence in capsys.readouterr().err
     assert main(["space", str(tmp_path / "none"), "--to", str(tmp_path / "space")]) == 2
     assert "is neither a folder that exists" in capsys.readouterr().err
+    assert main(["space", str(finished_run), "--to", "~nobody-here/x"]) == 2
+    assert "~nobody-here/x names the home of an unknown user" in capsys.readouterr().err
     assert main(["space", str(finished_run), "--to", "hf://me/page"]) == 2
     assert "not a folder. Name a new one, and upload it: hf upload" in capsys.readouterr().err
 

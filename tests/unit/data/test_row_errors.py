@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import re
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from data.columns import TextColumn
 from data.reading.access import Access
+from data.reading.parquet import groups
+from data.reading.parquet import rows as rows_of_group
 from data.reading.rows import list_source, read_group
+from data.reading.table import Table
 from wrong_rows import WRONG, A, complaint, lines, texts_of
 
 READERS = ("prepared", "streamed")
@@ -113,6 +118,31 @@ def test_only_broken_rows_are_skipped_and_numbers_stay(tmp_path, name):
     assert found == ["a\n", "a\n"]
     assert warnings[0].partition("left out: ")[2].startswith(f"row 2 of {name} (")
     assert warnings[0].endswith(") and 1 more after it")
+
+
+def test_what_is_left_out_is_said_by_a_process_that_says_nothing_else(tmp_path):
+    (tmp_path / "a.csv").write_bytes(SKIPPED["a.csv"])
+    warnings = []
+    access = Access(tmp_path / "cache", None, warnings.append)
+    listing = list_source(str(tmp_path / "a.csv"), "text", access, skip_broken=True)
+    read_group(listing, listing.groups[0], access, True)
+    assert len(warnings) == 1
+
+
+def test_an_unopened_parquet_file_is_fetched_once(tmp_path):
+    """Row groups that lie next to each other, of more than one read ahead."""
+    rng = random.Random(7)
+    texts = [rng.randbytes(400).hex() for _ in range(20_000)]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": texts}), path, row_group_size=100)
+    access, asked = Access(tmp_path / "cache"), []
+    read = access.read
+    access.read = lambda *given: asked.append(given[3] - given[2]) or read(*given)
+    listing = list_source(str(path), "text", access)
+    table = Table(access, "it", TextColumn("text"), listing.files[0], unopened=True)
+    found = [row["text"] for group in groups(table) for _, row in rows_of_group(table, group)]
+    assert found == texts
+    assert sum(asked) < 1.4 * path.stat().st_size
 
 
 @pytest.mark.parametrize("reader", READERS)

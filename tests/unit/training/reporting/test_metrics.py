@@ -19,7 +19,7 @@ from training.reporting.curves import draw_curves, draw_run, read_losses
 from training.reporting.metrics import (
     MetricsFile,
     as_line,
-    held_out_at,
+    held_out_losses,
     read_metrics,
 )
 
@@ -112,7 +112,7 @@ def test_a_hole_behind_the_newest_snapshot_is_passed_over(tmp_path, rest, after)
     MetricsFile(path, 10)
     steps = [record["step"] for record in read_metrics(path) if record["event"] == "train"]
     assert steps == list(range(1, 11))
-    assert held_out_at(path, 10) in (None, 1.0)
+    assert held_out_losses(path).get(10) in (None, 1.0)
 
 
 @pytest.mark.parametrize("hole", [1, 5, 9])
@@ -133,7 +133,16 @@ def test_a_number_that_none_is_gets_a_sentence(tmp_path, loss):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"event": "eval", "step": 1, "loss": {loss}}}\n')
     with pytest.raises(ConfigError, match=r"line 1 of .* is not a line of metrics"):
-        held_out_at(path, 1)
+        held_out_losses(path)
+
+
+def test_a_line_whose_end_is_damaged_gets_a_sentence(tmp_path):
+    """Where its beginning is sound, and its end is read."""
+    path = tmp_path / "metrics.jsonl"
+    for end in (b'"lr"{', b'"lr": "\xff"}'):
+        path.write_bytes(b'{"event": "train", "step": 2, "loss": 2.0, ' + end + b"\n")
+        with pytest.raises(ConfigError, match=r"the line of step 2 of .* is not a line of metrics"):
+            read_metrics(path)
 
 
 def test_lines_that_stay_are_not_rewritten(tmp_path):
