@@ -6,16 +6,14 @@ python plan.py model=gpt2_xl data.block_size=1024 --processes 4 --memory 24
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 
 from common.command import exit_code_of
 from config.compose import load_config
-from config.other_models import settle_rate
 from config.removed import removed_option
 from config.schema import (
     Config,
@@ -32,9 +30,8 @@ from data.tokenizer import bpe_size
 from model.causal_lm import quiet_transformers
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig, parameter_count
-from model.fp8 import FP8, TENSORWISE
-from model.frozen import AUTO, FLOAT32
-from planning.cards import CARDS, memory_of_card
+from model.frozen import FLOAT32
+from planning.cards import CARDS
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import (
     COMMUNICATOR,
@@ -44,11 +41,11 @@ from planning.fits import (
     SLACK,
     Fit,
     advise,
-    candidates,
     micro_batch_that_fits,
+    strategies,
 )
 from snapshot.base import open_base
-from snapshot.command_line import POSITIVE_INT
+from snapshot.command_line import POSITIVE_INT, bounded
 from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError
@@ -70,71 +67,62 @@ def main(arguments: list[str]) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Print the plan; return the exit code."""
     config = load_config(options.overrides)
+    fits, split, model = planned(options, config)
+    requested, words = config.train.micro_batch_size, [*options.overrides]
+    if requested is None and split.accumulation > 1:  # otherwise train.py takes all at once
+        words.append(f"train.micro_batch_size={split.micro_batch}")
+    print_plan(config, model, options, fits, split)
+    advice, code = advise(fits, requested, options.machines, words)
+    print(f"\n{advice}")
+    return code
+
+
+def planned(options: argparse.Namespace, config: Config) -> tuple[list[Fit], Split, LanguageModel]:
+    """The strategies, from the fastest to the lowest memory, the division of a step, and the model.
+
+    Raises ConfigError, SnapshotError and StoreError for what cannot be planned.
+    """
     memory = GIB * memory_of(options)
+    check_processes(options, config)
+    sizes, stored_as = planned_model(options, config)
+    with torch.device("meta"):
+        freeze(model := build_model(sizes), config.optim.freeze)
+    check_sharing(options, config, model)
     shape = Shape(
         device=options.device,
-        precision=options.precision.replace(FP8, "bf16"),
-        fp8=TENSORWISE if options.precision == FP8 else None,
+        precision=options.precision,
         processes=options.processes,
         context=options.context,
         tensor=options.tensor,
         optimizer=config.optim.name,
         freeze=tuple(config.optim.freeze),
         frozen_dtype=config.model.frozen_dtype,
+        stored_as=stored_as,
         attention=None if config.run.attention == "auto" else config.run.attention,
+        packed=config.data.documents != PACKED and sizes.can_pack,
         reduce_dtype=config.run.reduce_dtype,
         sync_each=config.run.sync_each_micro_batch,
     )
-    check_processes(options, config)
-    model, stored_as = planned_model(options, config)
-    packed = config.data.documents != PACKED and model.can_pack
-    shape = replace(shape, stored_as=stored_as, packed=packed)
-    with torch.device("meta"):
-        freeze(counted := build_model(model), config.optim.freeze)
-    check_sharing(options, config, counted)
-    fits, split = fits_of_strategies(options, config, counted, shape, memory)
-    here = options.processes // options.machines
-    chosen = None if split.accumulation == 1 else split.micro_batch
-    requested = config.train.micro_batch_size
-    advice, code = advise(fits, model, requested, chosen, here, options.overrides)
-    if options.json:
-        micro, parameters = split.micro_batch, parameter_count(counted)
-        content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
-        print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
-        return code
-    print_plan(config, counted, options, fits, split)
-    print(f"\n{advice}")
-    return code
-
-
-def fits_of_strategies(
-    options: argparse.Namespace, config: Config, model: LanguageModel, shape: Shape, memory: float
-) -> tuple[list[Fit], Split]:
-    """The strategies, from the fastest to the lowest memory, and the division of a step."""
-    strategies = candidates(model.config, shape, options.machines)
+    candidates = [*strategies(sizes, shape, options.machines)]
     sequences, micro = config.train.global_batch_size, config.train.micro_batch_size
     if micro is None:
         of_each = Split.of(sequences, None, shape.parts).micro_batch
-        micro = micro_batch_that_fits(strategies, of_each, memory)
+        micro = micro_batch_that_fits(candidates, of_each, memory)
     split = Split.of(sequences, micro, shape.parts)
-    return [one.fit(memory, split.micro_batch, split.accumulation) for one in strategies], split
+    fits = [one.fit(memory, split.micro_batch, split.accumulation > 1) for one in candidates]
+    return fits, split, model
 
 
 def check_processes(options: argparse.Namespace, config: Config) -> None:
     """Raise ConfigError if machines or sequences cannot be divided among processes."""
-    processes, shared = options.processes, options.context * options.tensor
-    if processes % options.machines:
-        raise ConfigError(
-            f"--processes {processes} is not a multiple of --machines {options.machines}: every "
-            "machine runs the same number."
-        )
-    if processes % shared:
-        sizes = {"context": options.context, "tensor": options.tensor}
-        named = " x ".join(f"--{name} {size}" for name, size in sizes.items() if size > 1)
-        raise ConfigError(
-            f"--processes {processes} is not a multiple of {named}: so many processes share each "
-            f"{'sequence' if options.context > 1 else 'matrix'}."
-        )
+    sizes = {"context": options.context, "tensor": options.tensor}
+    sharing = " x ".join(f"--{name} {size}" for name, size in sizes.items() if size > 1)
+    for named, size in (
+        (f"--machines {options.machines}", options.machines),
+        (sharing, options.context * options.tensor),
+    ):
+        if options.processes % size:
+            raise ConfigError(f"--processes {options.processes} is not a multiple of {named}.")
     refuse_uneven_chunks(config, options.context)
 
 
@@ -162,7 +150,6 @@ def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelCon
         return ours, FLOAT32
     quiet_transformers()
     base = open_base(*named, config.hub.timeout_seconds, with_weights=False)
-    settle_rate(config, base.parameters)
     base = base.on_text(vocabulary_of(options, config), config.data.block_size)
     model = base.config(sizes.dropout, sizes.activation_checkpointing)
     if config.data.block_size > model.block_size:
@@ -183,58 +170,32 @@ def print_plan(
     config: Config, model: LanguageModel, options: argparse.Namespace, fits: list[Fit], split: Split
 ) -> None:
     """Print the table of strategies, with the model above and notes below."""
-    sizes, shape, parameters = model.config, fits[0].strategy.shape, parameter_count(model)
+    sizes, parameters = model.config, parameter_count(model)
     trained = sum(entry.numel() for entry in model.parameters() if entry.requires_grad)
+    frozen = f", {trained:,} of them trained" if trained < parameters else ""
     print(
-        f"model     {parameters:,} parameters: {sizes.n_layer} layers, {sizes.n_head} heads, "
-        f"{sizes.n_embd} wide, context {sizes.block_size}, vocabulary {sizes.vocab_size:,}"
+        f"model     {parameters:,} parameters{frozen}: {sizes.n_layer} layers, {sizes.n_head} "
+        f"heads, {sizes.n_embd} wide, context {sizes.block_size}, vocabulary {sizes.vocab_size:,}"
     )
-    if trained < parameters:
-        key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
-        value = config.optim.freeze or config.model.lora_rank
-        kind = shape.stored_as if shape.frozen_dtype == AUTO else shape.frozen_dtype
-        print(f"frozen    {parameters - trained:,} of them, by {key}={value}, kept in {kind}")
-    print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
     if options.machines > 1:
         where += f", on {options.machines} machines"
     way = str(config.model.activation_checkpointing).lower()
     print(f"machine   {where}, {options.precision}, activation checkpointing: {way}")
-    parts, who = split.parts, f"{options.processes} processes"
-    if parts < options.processes:
-        who = f"{parts} groups of {options.processes // parts} processes"
+    who = f"{split.parts} processes"
+    if split.parts < options.processes:
+        who = f"{split.parts} groups of {options.processes // split.parts} processes"
     padding = f", {split.padding} of {split.rows} rows padding" if split.padding else ""
     print(
         f"step      {split.sequences} sequences: {split.micro_batch} in a micro-batch x {who} x "
         f"{split.accumulation} accumulated{padding}"
     )
-    print(f"\n{_table(fits)}\n")
-    device, library = shape.device, "NCCL" if shape.device == "cuda" else "gloo"
-    notes = [
-        "Tensors are counted in a traced update. They are not all there at once: the peak is less "
-        "than their sum. 'Outside' is an estimate: "
-        f"{CONTEXT[device] / GIB:.2f} GiB for Python with torch and a GPU's context, "
-        f"{COMMUNICATOR[device] / GIB:.2f} for each {library} communicator, "
-        f"{SLACK[device] / GIB:.2f} of slack, and sums of attention's backward pass."
-    ]
-    notes += [
-        f"{row.strategy.name} keeps {row.on_cpu / GIB:.2f} GiB a process in the machine's memory."
-        for row in fits
-        if row.on_cpu
-    ]
-    layout = layout_for(sizes)
-    layout.freeze(config.optim.freeze)
-    snapshot, keep = snapshot_bytes(layout, config.optim.name) / 1e9, config.snapshot.keep
-    notes.append(
-        f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "
-        f"snapshot.keep={keep} and one being written, and in a store "
-        f"{snapshot * (config.hub.keep + 1):.1f} GB with hub.keep={config.hub.keep} and one being "
-        "uploaded, without milestones."
-    )
-    print("\n".join(textwrap.fill(note, 95) for note in notes))
+    print(f"\n{table(fits)}\n")
+    print("\n".join(textwrap.fill(note, 95) for note in notes(config, sizes, options, fits)))
 
 
-def _table(fits: list[Fit]) -> str:
+def table(fits: list[Fit]) -> str:
+    """The memory under each strategy in GiB, with what fits and its accelerate config file."""
     heads = ["GiB per process", "weights", "gradients", "optimizer", "activations", "buffers"]
     heads += ["peak", "+ outside", "", "largest micro-batch", "accelerate_configs/"]
     lines = [heads]
@@ -246,7 +207,7 @@ def _table(fits: list[Fit]) -> str:
                 *(f"{size / GIB:.2f}" for size in (*sizes, row.peak, row.outside)),
                 "fits" if row.fits else "no",
                 str(row.largest_micro_batch or "-"),
-                row.strategy.config,
+                row.strategy.file,
             ]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -260,10 +221,37 @@ def _table(fits: list[Fit]) -> str:
     )
 
 
+def notes(
+    config: Config, sizes: ModelConfig, options: argparse.Namespace, fits: list[Fit]
+) -> list[str]:
+    """What the table does not show: memory outside tensors and of the machine, and snapshots."""
+    device, library = options.device, "NCCL" if options.device == "cuda" else "gloo"
+    layout = layout_for(sizes)
+    layout.freeze(config.optim.freeze)
+    snapshot, keep = snapshot_bytes(layout, config.optim.name) / 1e9, config.snapshot.keep
+    return [
+        "Tensors are counted in a traced update. They are not all there at once: the peak is less "
+        "than their sum. 'Outside' is an estimate: "
+        f"{CONTEXT[device] / GIB:.2f} GiB for Python with torch and a GPU's context, "
+        f"{COMMUNICATOR[device] / GIB:.2f} for each {library} communicator, "
+        f"{SLACK[device] / GIB:.2f} of slack, and sums of attention's backward pass.",
+        *(
+            f"{row.strategy.name} keeps {row.on_cpu / GIB:.2f} GiB a process in the machine's "
+            "memory."
+            for row in fits
+            if row.on_cpu
+        ),
+        f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "
+        f"snapshot.keep={keep} and one being written.",
+    ]
+
+
 def memory_of(options: argparse.Namespace) -> float:
     """GiB of each process: --memory, or the local GPU's. Raises ConfigError without either."""
     if options.memory is not None:
         return float(options.memory)
+    if options.gpu is not None:
+        return CARDS[options.gpu]
     if options.device == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory / GIB
     raise ConfigError(
@@ -280,69 +268,31 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     if sentence := removed_option("plan.py", arguments):
         parser.error(sentence)
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ..."
-    )
-    parser.add_argument("--processes", type=POSITIVE_INT, default=1, help="GPUs, over all machines")
-    parser.add_argument(
-        "--machines", type=POSITIVE_INT, default=1, help="that the processes run on; default: 1"
-    )
-    parser.add_argument(
-        "--context",
-        type=POSITIVE_INT,
-        default=1,
-        metavar="N",
-        help="processes that share each sequence: parallelism_config_cp_size",
-    )
-    parser.add_argument(
-        "--tensor",
-        type=POSITIVE_INT,
-        default=1,
-        metavar="N",
-        help="processes that share each matrix: parallelism_config_tp_size",
-    )
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ...")
+    for name, counted in (
+        ("processes", "GPUs, over all machines"),
+        ("machines", "machines that the processes run on"),
+        ("context", "processes that share each sequence: parallelism_config_cp_size"),
+        ("tensor", "processes that share each matrix: parallelism_config_tp_size"),
+    ):
+        add(f"--{name}", type=POSITIVE_INT, default=1, metavar="N", help=f"{counted}; default: 1")
     memory = parser.add_mutually_exclusive_group()
-    memory.add_argument(
-        "--gpu",
-        type=_card,
-        dest="memory",
-        metavar="NAME",
-        help=f"the memory of a GPU by its name: {', '.join(CARDS)}",
-    )
+    memory.add_argument("--gpu", choices=CARDS, help="the memory of a GPU by its name")
     memory.add_argument(
         "--memory",
-        type=_gib,
+        type=bounded(float, 0.01, 1e6),
         metavar="GIB",
         help="of each process; default: that of the local GPU",
     )
-    parser.add_argument("--precision", choices=[*DTYPES, FP8], default="bf16")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
+    add("--precision", choices=[*DTYPES], default="bf16")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add(
         "--vocab-size",
         type=POSITIVE_INT,
         help="default: that of data.tokenizer=bpe:<size>, else 256; GPT-2's is 50257",
     )
-    parser.add_argument("--json", action="store_true", help="all figures, in bytes")
     return parser.parse_intermixed_args(arguments)
-
-
-def _card(text: str) -> float:
-    if (memory := memory_of_card(text)) is None:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not known. Known: {', '.join(CARDS)}. For others, give --memory in GiB, as "
-            "the driver reports it (nvidia-smi)"
-        )
-    return memory
-
-
-def _gib(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 10**6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB, such as 24")
-    return value
 
 
 if __name__ == "__main__":

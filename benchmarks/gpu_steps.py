@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -34,8 +33,8 @@ from model.gpt import GPT, GPTConfig
 from model.kernels import KERNELS
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
+from planning.estimate import MemoryEstimate
 from planning.fake_trace import Shape
-from planning.fits import candidates
 from training.distributed.accelerator import (
     configure_wrapping,
     is_compiled,
@@ -120,7 +119,7 @@ def counted_memory(compiled: bool) -> Iterator[Callable[[], int | None]]:
         yield lambda: None
     else:
         with LiveBytes() as tracker:
-            yield lambda: int(tracker.log.totals().sum(axis=1).max())
+            yield lambda: int(tracker.totals().sum(axis=1).max())
 
 
 def peak_flops(precision: str) -> float | None:
@@ -275,17 +274,12 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
             raise
         row["tokens/s"] = "does not fit"
     row["peak MB"] = None if measured is None else round(measured / 1e6)
-    if not case.fsdp:
+    if not case.fsdp and case.precision != FP8:  # plan.py has neither here
         planned = planned_bytes(case)
         row["plan MB"] = round(planned / 1e6)
         if measured is not None and not compiled:  # the plan is of what is not compiled
             row["plan / peak"] = planned / measured
     return row
-
-
-@cache
-def _candidate(config: GPTConfig, shape: Shape) -> Any:
-    return candidates(config, shape, 1)[0]
 
 
 def planned_bytes(case: Case) -> float:
@@ -297,10 +291,9 @@ def planned_bytes(case: Case) -> float:
         attention=case.kernel or "kernel",  # otherwise a plan takes the best one for documents
         frozen_dtype=case.frozen or AUTO,
         stored_as=STORED_AS,
-        fp8=TENSORWISE if case.precision == FP8 else None,
         optimizer=case.optimizer,
     )
-    return float(_candidate(case.model(), shape).estimate.peak(case.batch(), False))
+    return MemoryEstimate(case.model(), shape).peak(case.batch(), False)
 
 
 def deterministic(case: Case, seconds: float) -> list[dict[str, Any]]:

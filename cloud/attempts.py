@@ -45,23 +45,20 @@ class Attempts:
         Attempts end at a code in `final`, or after `most` restarts in a row without a new snapshot.
         The delay before an attempt doubles with each of these restarts.
         """
-        code = self._run(most, final, first_delay_seconds)
-        return exits.EXIT_AGAIN if self._is_taken_back and code not in final else code
-
-    def _run(self, most: int, final: Sequence[int], first_delay_seconds: float) -> int:
         fruitless, before = 0, self._newest_snapshot()
         while True:
             code, newest = self._attempt(), self._newest_snapshot()
             fruitless, before = (fruitless + 1 if newest == before else 0), newest
             if most == 0 or code in final or self._stopped.is_set():
-                return code
+                break
             if fruitless > most:
                 print(f"exit code {code}: giving up after {most} restarts without a new snapshot")
-                return code
+                break
             delay = min(first_delay_seconds * 2 ** min(fruitless, 10), LONGEST_DELAY_SECONDS)
             print(f"exit code {code}: the next attempt begins in {delay:.0f} s", flush=True)
             if self._stopped.wait(delay):
-                return code
+                break
+        return exits.EXIT_AGAIN if self._is_taken_back and code not in final else code
 
     def watch(self, clouds: Sequence[str], address: str | None) -> None:
         """Stop the run, and start it no more, once one of the clouds takes this machine back."""
@@ -121,11 +118,8 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("--restarts", type=int, default=0, help="most restarts in a row without a new snapshot")
-    add(
-        "--again-elsewhere",
-        action="store_true",
-        help=f"no restart here after code {exits.EXIT_AGAIN}",
-    )
+    again = f"no restart here after code {exits.EXIT_AGAIN}"
+    add("--again-elsewhere", action="store_true", help=again)
     add("--notice", choices=("auto", *CLOUDS), help="stop when this cloud takes the machine back")
     add("--notice-address", metavar="URL", help="where to ask, in place of the cloud's own address")
     options, launch = parser.parse_known_args(words)

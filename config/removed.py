@@ -38,6 +38,7 @@ REMOVED: dict[str, str] = {
     "snapshot.whole": "leave it out. Adapters (model.lora_rank) have small snapshots",
     "plan.py --count": "plan one mesh at a time with --processes, --context and --tensor",
     "plan.py --context-strategy": "leave it out, because processes always exchange heads",
+    "plan.py --json": "read the table, or call plan.planned of plan.py",
     "prove.py --faults": "leave it out; pytest tests/promises causes these faults",
     "python -m snapshot audit": "train again, and compare the sha256 in both manifest.json",
 }

@@ -36,30 +36,22 @@ class Allocation:
     kind: str
 
 
-class AllocationLog:
-    """All allocations and deallocations in order, which are its events."""
+class LiveBytes(TorchDispatchMode):
+    """While active, records every storage that an operation returns, and when it is freed."""
 
-    def __init__(self, granule: int) -> None:
-        """Sizes are rounded up to the granule of the device's allocator."""
-        self._granule = granule
+    def __init__(self, granule: int = 1, as_gloo: bool = False) -> None:
+        """Sizes are rounded up to the granule of the device's allocator.
+
+        With `as_gloo`, FSDP's reduce-scatter has a copy of its input, which gloo works on.
+        """
+        super().__init__()
+        self._granule, self._as_gloo = granule, as_gloo
+        self.place: Place = ()
+        self.places: list[Place] = []
+        """The place of each event: an allocation or a deallocation."""
         self._events: list[tuple[Allocation, int]] = []
         """1 for an allocation, -1 for a deallocation."""
-        self.places: list[Place] = []
-        """The place of each event."""
-
-    def allocate(self, size: int, kind: str, place: Place) -> Allocation:
-        """Record an allocation."""
-        allocation = Allocation(-(-size // self._granule) * self._granule, kind)
-        self._record(allocation, 1, place)
-        return allocation
-
-    def free(self, allocation: Allocation, place: Place) -> None:
-        """Record a deallocation."""
-        self._record(allocation, -1, place)
-
-    def _record(self, allocation: Allocation, sign: int, place: Place) -> None:
-        self._events.append((allocation, sign))
-        self.places.append(place)
+        self._known: dict[int, tuple[weakref.ref[Any], Allocation]] = {}
 
     def totals(self) -> np.ndarray:
         """Live bytes (events, kinds) after each event, in the order of `KINDS`."""
@@ -68,18 +60,6 @@ class AllocationLog:
         for row, (allocation, sign) in zip(changes, events, strict=True):
             row[KINDS.index(allocation.kind)] = sign * allocation.size
         return changes.cumsum(axis=0)
-
-
-class LiveBytes(TorchDispatchMode):
-    """While active, records in `log` every storage that an operation returns."""
-
-    def __init__(self, granule: int = 1, as_gloo: bool = False) -> None:
-        """With `as_gloo`, FSDP's reduce-scatter has a copy of its input, which gloo works on."""
-        super().__init__()
-        self._as_gloo = as_gloo
-        self.log = AllocationLog(granule)
-        self.place: Place = ()
-        self._known: dict[int, tuple[weakref.ref[Any], Allocation]] = {}
 
     def mark(self, tensors: Iterable[Tensor | None], kind: str) -> None:
         """Set the kind of these tensors (or of this process's shards of them)."""
@@ -90,12 +70,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        packed = [kind for kind in types if kind.__module__.startswith("torchao.")]
-        if packed:  # what it computes inside is not seen otherwise
-            with _Inside(self):
-                result = packed[0].__torch_dispatch__(func, types, args, kwargs or {})
-        else:
-            result = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "fsdp")
         for leaf in tree_leaves((args, kwargs, result) if is_collective else result):
             if isinstance(leaf, Tensor):
@@ -103,8 +78,7 @@ class LiveBytes(TorchDispatchMode):
                 if is_collective and allocation.kind == "activations":
                     allocation.kind = "buffers"
         if self._as_gloo and "_reduce_scatter_base_" in str(func):
-            copy = self.log.allocate(args[1].nbytes, "activations", self.place)
-            self.log.free(copy, self.place)
+            self._free(self._allocate(args[1].nbytes, "activations"))
         return result
 
     def __enter__(self) -> LiveBytes:
@@ -127,38 +101,30 @@ class LiveBytes(TorchDispatchMode):
 
     def _record(self, tensor: Tensor, kind: str) -> Allocation:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-        local = getattr(local, "_data", local)  # of torchao's tensor of eight bits with a scale
         # The result of an unfinished collective operation wraps the real tensor.
         storage = getattr(local, "elem", local).untyped_storage()
         key = storage._cdata
         if key in self._known:
             return self._known[key][1]
-        allocation = self.log.allocate(storage.nbytes(), kind, self.place)
-        self._known[key] = (weakref.ref(storage, lambda _: self._record_free(key)), allocation)
+        allocation = self._allocate(storage.nbytes(), kind)
+        freed = weakref.ref(storage, lambda _: self._free(self._known.pop(key)[1]))
+        self._known[key] = (freed, allocation)
         return allocation
 
-    def _record_free(self, key: int) -> None:
-        self.log.free(self._known.pop(key)[1], self.place)
+    def _allocate(self, size: int, kind: str) -> Allocation:
+        allocation = Allocation(-(-size // self._granule) * self._granule, kind)
+        self._events.append((allocation, 1))
+        self.places.append(self.place)
+        return allocation
+
+    def _free(self, allocation: Allocation) -> None:
+        self._events.append((allocation, -1))
+        self.places.append(self.place)
 
     def _record_resize(self, storage: torch.UntypedStorage) -> None:
         """Record a resize: only FSDP's buffers of gathered parameters are resized."""
-        known = self._known.get(storage._cdata)
-        if known is None:
-            return
-        reference, before = known
-        self.log.free(before, self.place)
-        after = self.log.allocate(storage.nbytes(), "buffers", self.place)
-        self._known[storage._cdata] = (reference, after)
-
-
-class _Inside(TorchDispatchMode):
-    """Hands to the tracker, which is not active in its own calls, what they compute."""
-
-    def __init__(self, tracker: LiveBytes) -> None:
-        super().__init__()
-        self._tracker = tracker
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._tracker.__torch_dispatch__(func, types, args, kwargs)
+        if (known := self._known.get(storage._cdata)) is not None:
+            reference, before = known
+            self._free(before)
+            after = self._allocate(storage.nbytes(), "buffers")
+            self._known[storage._cdata] = (reference, after)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 CARDS = {
     "b200": 178.35,
     "h200": 139.80,
@@ -26,12 +24,3 @@ CARDS = {
 The figures are from public reports. It is what the driver leaves of the nominal size, and varies by
 about 0.1 GiB with the driver.
 """
-
-
-def memory_of_card(name: str) -> float | None:
-    """GiB of a GPU by its name, such as h100, "H100 80GB" or RTX-4090; None if it is not known."""
-    word = re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("nvidia"))
-    nominal = {"h100": "80gb", "a100": "80gb", "v100": "32gb"}
-    for card, size in nominal.items():
-        word = card if word == card + size else word
-    return CARDS.get(word)

@@ -66,7 +66,7 @@ def traced_parts(config: ModelConfig, depth: int, micro_batch_size: int, shape: 
 
     Blocks in the second half are numbered from the end, so that depths have parts in common.
     """
-    log = traced_update(config.with_layers(depth), micro_batch_size, shape).log
+    log = traced_update(config.with_layers(depth), micro_batch_size, shape)
     parts: dict[Place, list[np.ndarray]] = defaultdict(list)
     for place, total in zip(log.places, log.totals(), strict=False):
         if len(place) == 3 and place[2] >= depth / 2:

@@ -73,8 +73,6 @@ class Shape:
     """`run.sync_each_micro_batch`: FSDP sends in each micro-batch of a step."""
     reduce_dtype: str = "float32"
     """`run.reduce_dtype`, in which processes add up gradients."""
-    fp8: str | None = None
-    """torchao's recipe for products in fp8, one of `model.fp8.RECIPES`; `precision` is the rest."""
     context: int = 1
     """Processes among those of a copy that share each sequence."""
     tensor: int = 1
@@ -110,8 +108,6 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
         model = build_model(config)
     freeze(model, shape.freeze)
     keep_frozen(model, shape.frozen_dtype, shape.stored_as, filled=False)
-    if shape.fp8 is not None:
-        model.use_fp8(shape.fp8, emulated=shape.device == "cpu")
     if shape.device != "cpu" and shape.packed and plans_varlen(config, shape):
         model.use_varlen()
     return model

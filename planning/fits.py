@@ -5,15 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 
 import torch
-from omegaconf import OmegaConf
 
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
-from model.fp8 import FP8
 from model.recompute import OFFLOAD
 from planning.allocation_log import KINDS
 from planning.estimate import MemoryEstimate
@@ -38,15 +35,15 @@ request 35538), and 0.53 to 0.67 GiB with an NCCL of 2023 between A100s (NCCL is
 SLACK = {"cuda": 0.25 * GIB, "cpu": 0.0}
 """Left free for cuBLAS workspaces and the allocator's fragments."""
 EXIT_NOTHING_FITS = 3
-CONFIGS = "accelerate_configs"
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to distribute a run, and the shipped accelerate config file for it."""
+    """A way to distribute a model: the shipped accelerate config file and the memory it takes."""
 
     name: str
-    config: str
+    file: str
+    model: ModelConfig
     shape: Shape
     offload: bool = False
 
@@ -63,6 +60,54 @@ class Strategy:
         others = sum(size not in (1, shape.processes) for size in groups)
         return 0 if shape.processes == 1 else 1 + others
 
+    @property
+    def estimate(self) -> MemoryEstimate:
+        """The memory of the tensors; FSDP has the same with and without offloading."""
+        return _estimate(self.model, self.shape)
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The kinds of tensors in the machine's memory."""
+        return (*OFFLOADED, HOST) if self.offload else (HOST,)
+
+    def outside(self, sequences: int) -> float:
+        """Bytes of memory other than traced tensors: an estimate."""
+        shape, model = self.shape, self.model
+        size = CONTEXT[shape.device] + SLACK[shape.device]
+        size += self.communicators * COMMUNICATOR[shape.device]
+        if shape.device == "cuda":
+            # Flash attention's backward pass has additional float32 sums of the query gradients:
+            # with few heads, one for each multiprocessor, for a deterministic order.
+            sums = sequences + MULTIPROCESSORS / (model.n_head / shape.tensor)
+            size += sums * model.block_size / shape.context * model.n_embd / shape.tensor * 4
+        if self.offload:
+            # A group's shard in transfer to the GPU, and the shard of its gradients back.
+            width = DTYPES[shape.precision].itemsize
+            size += _largest_group(model) / shape.shards * (width + 4)
+        return size
+
+    def needed(self, sequences: int, accumulating: bool) -> float:
+        """Bytes of the limited memory that are needed at a micro-batch."""
+        peak = self.estimate.peak(sequences, accumulating, self.elsewhere)
+        return peak + self.outside(sequences)
+
+    def largest(self, memory: float) -> int:
+        """The largest micro-batch that fits, also while gradients accumulate."""
+        return largest_that_fits(lambda sequences: self.needed(sequences, True), memory)
+
+    def fit(self, memory: float, micro_batch_size: int, accumulating: bool) -> Fit:
+        """The memory at this micro-batch, and whether it is at most `memory` bytes."""
+        of = self.estimate
+        kinds = {kind: of.largest(kind, micro_batch_size, accumulating) for kind in KINDS}
+        return Fit(
+            self,
+            kinds,
+            peak=of.peak(micro_batch_size, accumulating, self.elsewhere),
+            outside=self.outside(micro_batch_size),
+            largest_micro_batch=self.largest(memory),
+            fits=self.needed(micro_batch_size, accumulating) <= memory,
+        )
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -75,144 +120,79 @@ class Fit:
     """The largest sum of all tensors in the limited memory."""
     outside: float
     """Estimate of the memory outside tensors."""
-    on_cpu: float
-    """Tensors that offloading stores in the CPU's memory."""
     largest_micro_batch: int
     """Sequences; 0 if not even one fits."""
     fits: bool
 
+    @property
+    def on_cpu(self) -> float:
+        """Tensors that offloading stores in the CPU's memory."""
+        return sum(self.kinds.get(kind, 0.0) for kind in self.strategy.elsewhere)
 
-def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
+
+def strategies(model: ModelConfig, shape: Shape, machines: int) -> Iterator[Strategy]:
     """All strategies, from the fastest to the one with the lowest memory."""
-    device, precision, processes = shape.device, shape.precision, shape.processes
+    processes, on_gpu = shape.processes, shape.device == "cuda"
 
-    def of(shards: int) -> Shape:
-        return replace(shape, shards=shards)
+    def of(name: str, file: str, shards: int, offload: bool = False) -> Strategy:
+        return Strategy(name, file, model, replace(shape, shards=shards), offload)
+
+    def file(kind: str) -> str:
+        where = "_cpu" if not on_gpu else "_multinode" if machines > 1 else ""
+        return f"{kind}{where}.yaml"
 
     if processes == 1:
-        config = "single_gpu.yaml" if device == "cuda" else "cpu.yaml"
-        yield Strategy("one process", config, of(1))
+        yield of("one process", "single_gpu.yaml" if on_gpu else "cpu.yaml", 1)
         return
     if shape.context > 1 or shape.tensor > 1:
-        yield mesh_strategy(of(processes // shape.tensor), machines)
+        yield mesh_strategy(model, replace(shape, shards=processes // shape.tensor), machines)
         return
-    if device == "cpu":
-        yield Strategy("DDP", "ddp_cpu.yaml", of(1))
-        yield Strategy("FSDP", "fsdp_cpu.yaml", of(processes))
-        return
-    several = machines > 1
-    yield Strategy("DDP", "ddp_multinode.yaml" if several else "ddp.yaml", of(1))
-    if several and processes > machines:
-        yield Strategy("hybrid", "fsdp_hybrid.yaml", of(processes // machines))
-    yield Strategy("FSDP", "fsdp_multinode.yaml" if several else "fsdp.yaml", of(processes))
-    if precision != "fp16" and shape.sync_each:  # train.py refuses it
-        yield Strategy("FSDP, offload", "fsdp_offload.yaml", of(processes), offload=True)
+    yield of("DDP", file("ddp"), 1)
+    if on_gpu and 1 < machines < processes:
+        yield of("hybrid", "fsdp_hybrid.yaml", processes // machines)
+    yield of("FSDP", file("fsdp"), processes)
+    if on_gpu and shape.precision != "fp16" and shape.sync_each:  # train.py refuses the others
+        yield of("FSDP, offload", "fsdp_offload.yaml", processes, offload=True)
 
 
-def mesh_strategy(shape: Shape, machines: int) -> Strategy:
+def mesh_strategy(model: ModelConfig, shape: Shape, machines: int) -> Strategy:
     """The strategy of processes that share something, named by the sizes of its mesh above 1."""
     sizes = {"replicate": shape.copies, "shard": shape.shards // shape.context}
     sizes |= {"cp": shape.context, "tp": shape.tensor}
     name = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    config = "cp" if shape.context > 1 else "tp"
+    file = "cp" if shape.context > 1 else "tp"
     if machines > 1:
-        config = "fsdp_hybrid"
+        file = "fsdp_hybrid"
     elif shape.device == "cpu":
-        config = "fsdp_tp_cpu" if config == "tp" and shape.shards > 1 else f"{config}_cpu"
-    return Strategy(name, f"{config}.yaml", shape)
+        file = "fsdp_tp_cpu" if file == "tp" and shape.shards > 1 else f"{file}_cpu"
+    return Strategy(name, f"{file}.yaml", model, shape)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A strategy with the memory estimate of a model under it."""
-
-    strategy: Strategy
-    estimate: MemoryEstimate
-
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The kinds of tensors in the machine's memory."""
-        return (*OFFLOADED, HOST) if self.strategy.offload else (HOST,)
-
-    def outside(self, sequences: int) -> float:
-        """Bytes of memory other than traced tensors: an estimate."""
-        shape, config = self.strategy.shape, self.estimate.config
-        size = CONTEXT[shape.device] + SLACK[shape.device]
-        size += self.strategy.communicators * COMMUNICATOR[shape.device]
-        if shape.device == "cuda":
-            # Flash attention's backward pass has additional float32 sums of the query gradients:
-            # with few heads, one for each multiprocessor, for a deterministic order.
-            sums = sequences + MULTIPROCESSORS / (config.n_head / shape.tensor)
-            queries = config.block_size / shape.context * config.n_embd / shape.tensor
-            size += sums * queries * 4
-        if self.strategy.offload:
-            # A group's shard in transfer to the GPU, and the shard of its gradients back.
-            width = DTYPES[shape.precision].itemsize
-            size += _largest_group(config) / shape.shards * (width + 4)
-        return size
-
-    def needed(self, sequences: int, accumulating: bool) -> float:
-        """Bytes of the limited memory that are needed at a micro-batch."""
-        peak = self.estimate.peak(sequences, accumulating, self.elsewhere)
-        return peak + self.outside(sequences)
-
-    def largest(self, memory: float) -> int:
-        """The largest micro-batch that fits, also while gradients accumulate."""
-        return largest_that_fits(lambda sequences: self.needed(sequences, True), memory)
-
-    def fit(self, memory: float, micro_batch_size: int, accumulation: int) -> Fit:
-        """The memory at this micro-batch, and whether it is at most `memory` bytes."""
-        micro, accumulating = micro_batch_size, accumulation > 1
-        kinds = {kind: self.estimate.largest(kind, micro, accumulating) for kind in KINDS}
-        return Fit(
-            self.strategy,
-            kinds,
-            peak=self.estimate.peak(micro, accumulating, self.elsewhere),
-            outside=self.outside(micro),
-            on_cpu=sum(kinds[kind] for kind in self.elsewhere),
-            largest_micro_batch=self.largest(memory),
-            fits=self.needed(micro, accumulating) <= memory,
-        )
+@cache
+def _estimate(model: ModelConfig, shape: Shape) -> MemoryEstimate:
+    return MemoryEstimate(model, shape)
 
 
-def candidates(
-    config: ModelConfig,
-    shape: Shape,
-    machines: int,
-) -> list[Candidate]:
-    """All strategies with their memory estimates, from the fastest to the lowest memory."""
-    # FSDP has the same shape with and without offloading: one estimate serves both.
-    estimate = lru_cache(MemoryEstimate)
-    return [
-        Candidate(strategy, estimate(config, strategy.shape))
-        for strategy in strategies(shape, machines)
-    ]
-
-
-def micro_batch_that_fits(strategies: list[Candidate], sequences: int, memory: float) -> int:
-    """The largest micro-batch that fits the fastest strategy; 1 if nothing fits.
-
-    It divides the `sequences` that each process computes in a step.
-    """
-    for candidate in strategies:
-        if candidate.needed(sequences, False) <= memory:
-            return sequences
-        if largest := candidate.largest(memory):
-            return largest_divisor(sequences, largest)
-    return 1
-
-
-def largest_divisor(sequences: int, most: int) -> int:
-    """The largest divisor of `sequences` that is at most `most`."""
-    return max(size for size in range(1, min(sequences, most) + 1) if sequences % size == 0)
-
-
+@cache
 def _largest_group(config: ModelConfig) -> int:
     """Parameters of FSDP's largest group: a block, or the embeddings with the final norm."""
     with torch.device("meta"):
         model = build_model(config.with_layers(1))
     embeddings = parameter_count(model.get_input_embeddings()) + 2 * config.n_embd
     return max(parameter_count(model.blocks), embeddings)
+
+
+def micro_batch_that_fits(candidates: Sequence[Strategy], sequences: int, memory: float) -> int:
+    """The largest micro-batch that fits the fastest strategy; 1 if nothing fits.
+
+    It divides the `sequences` that each process computes in a step.
+    """
+    for strategy in candidates:
+        if strategy.needed(sequences, False) <= memory:
+            return sequences
+        if most := strategy.largest(memory):
+            return max(size for size in range(1, min(sequences, most) + 1) if sequences % size == 0)
+    return 1
 
 
 def largest_that_fits(needed: Callable[[int], float], memory: float) -> int:
@@ -234,24 +214,15 @@ def largest_that_fits(needed: Callable[[int], float], memory: float) -> int:
 
 
 def advise(
-    fits: list[Fit],
-    model: ModelConfig,
-    requested: int | None,
-    chosen: int | None,
-    here: int,
-    overrides: Sequence[str] = (),
+    fits: Sequence[Fit], requested: int | None, machines: int, words: Sequence[str]
 ) -> tuple[str, int]:
     """The advice as a sentence, and the exit code. The first strategy that fits is the fastest.
 
-    `requested` is train.micro_batch_size; `chosen` is the one that fits, if train.py would take
-    another. A machine has `here` processes. `overrides` are the arguments of train.py.
+    `requested` is train.micro_batch_size; `words` are the arguments of train.py.
     """
     for row in fits:
         if row.fits:
-            words = [*overrides]
-            if chosen is not None and requested is None:
-                words.append(f"train.micro_batch_size={chosen}")
-            return f"It fits{_where(row, here)}: {_command(row, here, words)}", 0
+            return f"It fits: {_command(row.strategy, machines, words)}", 0
     for row in fits:
         if row.largest_micro_batch:
             return (
@@ -259,42 +230,27 @@ def advise(
                 f"most {row.largest_micro_batch}."
             ), EXIT_NOTHING_FITS
     remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
-    if model.activation_checkpointing != OFFLOAD:
-        stronger = OFFLOAD if model.activation_checkpointing is True else "true"
+    checkpointing = fits[0].strategy.model.activation_checkpointing
+    if checkpointing != OFFLOAD:
+        stronger = OFFLOAD if checkpointing is True else "true"
         remedies.insert(0, f"model.activation_checkpointing={stronger}")
     return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
 
 
-def _command(row: Fit, here: int, words: list[str]) -> str:
-    """The command for a strategy, with options where the plan differs from its config file."""
-    config, shape = f"{CONFIGS}/{row.strategy.config}", row.strategy.shape
-    machines = shape.processes // here
-    planned = {
-        "num_processes": shape.processes,
-        "num_machines": machines,
-        "mixed_precision": shape.precision if shape.fp8 is None else FP8,
-        "parallelism_config_dp_replicate_size": shape.copies,
-        "parallelism_config_dp_shard_size": shape.shards // shape.context,
-        "parallelism_config_cp_size": shape.context,
-        "parallelism_config_tp_size": shape.tensor,
-    }
-    file = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / config))
-    assert isinstance(file, dict)
-    sizes = file.get("parallelism_config", {})
-    unwritten = {name: 1 for name in planned if sizes and name.startswith("parallelism_config")}
-    written = unwritten | file | sizes
-    options = [
-        f"--{name}={planned[name]}"
-        for name in planned.keys() & written.keys()
-        if written[name] != planned[name]
-    ]
-    command = ["accelerate", "launch", "--config_file", config, *sorted(options, reverse=True)]
+def _command(strategy: Strategy, machines: int, words: Sequence[str]) -> str:
+    """The command for a strategy. Its options say what was planned, whatever its file has."""
+    shape = strategy.shape
+    options: dict[str, object] = {"num_processes": shape.processes}
+    if machines > 1:
+        options["num_machines"] = machines
+    options["mixed_precision"] = shape.precision
+    if shape.context > 1 or shape.tensor > 1 or 1 < shape.shards < shape.processes:
+        options |= {
+            "parallelism_config_dp_replicate_size": shape.copies,
+            "parallelism_config_dp_shard_size": shape.shards // shape.context,
+            "parallelism_config_cp_size": shape.context,
+            "parallelism_config_tp_size": shape.tensor,
+        }
+    command = ["accelerate", "launch", "--config_file", f"accelerate_configs/{strategy.file}"]
+    command += [f"--{name}={value}" for name, value in options.items()]
     return shlex.join([*command, "train.py", *words])
-
-
-def _where(row: Fit, here: int) -> str:
-    """The condition for offloading, which takes the machine's memory."""
-    if not row.on_cpu:
-        return ""
-    needed = here * row.on_cpu / GIB
-    return f" where each machine has {needed:,.1f} GiB of memory left for its {here} processes"

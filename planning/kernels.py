@@ -51,11 +51,10 @@ def cuda_kernels() -> Iterator[None]:
     """Replace operations for which CUDA saves other tensors for the backward pass than a CPU.
 
     Dropout is one kernel with a mask of one byte a number. Attention is fused even with dropout,
-    whose mask is generated again. The float32 logarithms of fp16's logits need no copy of these.
-    Functions are replaced, because a dispatch mode is not active in recomputation.
+    whose mask is generated again. Functions are replaced, because a dispatch mode is not active in
+    recomputation.
     """
     attention: Any = F.scaled_dot_product_attention
-    log_softmax: Any = F.log_softmax
 
     def fused_attention(*args: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
         mixed: Tensor = attention(*args, **options)
@@ -67,18 +66,14 @@ def cuda_kernels() -> Iterator[None]:
         dropped: Tensor = torch.native_dropout(x, p, training)[0] if training and p > 0 else x
         return dropped
 
-    def fused_log_softmax(*args: Any, **options: Any) -> Tensor:
-        if args[0].dtype == torch.float16 and options.get("dtype") == torch.float32:
-            return torch._log_softmax(args[0], options["dim"], True)
-        logarithms: Tensor = log_softmax(*args, **options)
-        return logarithms
-
     def two_lengths(begins: Tensor) -> Tensor:
         """How many documents there are is a value; a few bytes for each do not matter."""
         return begins.new_zeros(2, dtype=torch.int32)
 
-    fused: dict[str, Any] = {"dropout": fused_dropout, "log_softmax": fused_log_softmax}
-    fused["scaled_dot_product_attention"] = fused_attention
+    fused: dict[str, Any] = {
+        "dropout": fused_dropout,
+        "scaled_dot_product_attention": fused_attention,
+    }
     ours: dict[str, Any] = {"cumulative_lengths": two_lengths, "LONGEST_PRODUCTS": 0}
     with patch.multiple(F, **fused), patch.multiple(model.attention, **ours):
         yield

@@ -1,6 +1,6 @@
 """The session of an attempt of the proof: train.py's loop, stopped, killed and measured.
 
-It records what the checks compare: the text, gradients, seconds and bytes.
+It records what the checks compare: the text, gradients and seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,35 +24,25 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
 from config.compose import load_config
-from config.schema import Config, lora_of
+from config.schema import Config
 from data.corpus import Corpus
 from model.family import LanguageModel
-from model.frozen import AUTO
 from model.sharded import gather_full
-from planning.allocation_log import LiveBytes
-from planning.estimate import MemoryEstimate
-from planning.fake_trace import CUDA_GRANULE, Shape
 from proving.launch import Main, Task
 from proving.text import Rows, facts_of_text
-from snapshot.disk.folder import step_of, write_json
-from training.distributed.accelerator import (
-    micro_batch_shape,
-    replicas,
-    unwrapped,
-)
+from snapshot.disk.folder import write_json
+from training.distributed.accelerator import unwrapped
 from training.distributed.launcher import is_main_process
-from training.distributed.sharing import context_size, data_parallel_size, tensor_size
-from training.reporting.header import computed_on
+from training.distributed.sharing import data_parallel_size
 from training.run.command import run_command
-from training.run.kernels import has_packed_rows
 from training.run.run_dir import RunLock
 from training.run.session import Session
-from training.run.stopping import Agreement, Due
+from training.run.stopping import Due
 
 STEPS = 6
 """Steps of the undisturbed attempt, and of those that are killed and stopped."""
-IN_STEP, IN_SNAPSHOT, IN_UPLOAD = "a step", "a snapshot", "an upload"
-"""Where an attempt kills itself."""
+IN_STEP, IN_SNAPSHOT, IN_UPLOAD, SIGTERM = "a step", "a snapshot", "an upload", "SIGTERM"
+"""Where an attempt kills itself, as `kill -9` would, or the signal that it sends itself."""
 SNAPSHOT_SECONDS = 600
 """The longest that a snapshot is waited for, in the middle of the next step."""
 DEATH_OF_PARENT = 1
@@ -81,18 +71,6 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
         section, _, name = key.partition(".")
         setattr(getattr(config, section), name, value)
     return config
-
-
-class EndAfter(Agreement):
-    """Also ends the attempt after a step, on all processes."""
-
-    last_step: int
-
-    def after(self, step: int) -> Due:
-        """What is due after `step`. Every process must call this, each step."""
-        if step >= self.last_step:
-            self.reason = self.reason or "the end of this part of the proof"
-        return super().after(step)
 
 
 class ProvenSession(Session):
@@ -133,144 +111,76 @@ class ProvenSession(Session):
     def open(self, model: LanguageModel) -> None:
         """Open the run as `Session` does, with what the task does to its uploads."""
         super().open(model)
-        if self._uploads is not None and self.task.dies_in == IN_UPLOAD:
+        if self._uploads is not None and self.task.ended_by == IN_UPLOAD:
             # When the contents of a snapshot are in the store, before anybody sees it there.
             self._uploads._store._refuse_moved = lambda *_: _die()  # type: ignore
-
-    def _agree_from(self, step: int) -> Agreement:
-        agreement = EndAfter(self.accelerator, self.config, self.signals, step, age=0.0)
-        agreement.last_step = self.task.until
-        return agreement
 
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
     ) -> None:
         """Restore as `Session` does, and prepare what the task says."""
         super().restore(model, optimizer, held_out_loader)
-        self._optimizer = optimizer.optimizer
-        if self.task.describes_run:
-            timed = self.report.clock.timed
-            self.report.clock.timed = lambda batches: self._rows.recorded(timed(batches))  # type: ignore
+        clock = self.report.clock
+        if self.task.describes_text:
+            timed = clock.timed
+            clock.timed = lambda batches: self._rows.recorded(timed(batches))  # type: ignore
         assert self._writer is not None
-        if self.task.dies_in == IN_SNAPSHOT and is_main_process():
+        if self.task.ended_by == IN_SNAPSHOT and is_main_process():
             self._writer._save_rest = lambda _: _die()  # type: ignore
 
     def steps(self) -> Iterator[int]:
-        """The steps of the attempt; the memory of the last one may be counted."""
+        """The steps of the attempt, timed."""
         for step in super().steps():
             if self.task.in_float32:
                 self._model.eval()  # without dropout
             begun, self._step = time.perf_counter(), step
-            if self.task.counts_memory and step == self.task.until:
-                on_gpu = self.accelerator.device.type == "cuda"
-                memory = LiveBytes(CUDA_GRANULE if on_gpu else 1)
-                for one in self._model.parameters():  # what is there already; its kind is not read
-                    state = self._optimizer.state.get(one, {}).values()
-                    memory.mark([one, one.grad, *state], "parameters")
-                with memory:
-                    yield step
-                self._facts["peak"] = int(memory.log.totals().sum(axis=1).max())
-                self._shape = self._planned_shape()
-            else:
-                yield step
+            yield step
             self._facts["step_seconds"][step] = time.perf_counter() - begun
 
-    def finish_step(self, *figures: Any, **metrics: Any) -> Due:
-        """Finish a step as `Session` does; nothing is evaluated."""
-        due = super().finish_step(*figures, **metrics)
-        return Due(save=due.save and not self.task.counts_memory)
+    def finish_step(self, step: int, *figures: Any, **metrics: Any) -> Due:
+        """Finish a step as `Session` does; the last one of the task ends the attempt."""
+        if step >= self.task.until and not self._agreement.reason:
+            self._agreement.reason = "the end of this part of the proof"
+        return super().finish_step(step, *figures, **metrics)
 
     def end(self) -> int:
         """Record what the attempt was for, and end it as `Session` does."""
-        facts, accelerator = self._facts, self.accelerator
-        if self.task.counts_memory:
-            return self._end_of_count()
-        if self.task.describes_run:
-            facts["clock"] = dict(self.report.clock.seconds)
-            facts["speed_at_peak"] = self.console.speed_at_peak
-            if is_main_process():
-                width = self.config.data.block_size
-                facts["text"] = facts_of_text(self.corpus, width, self._rows)
-        facts["parts"] = data_parallel_size(accelerator)
-        facts["machine"] = computed_on(accelerator, self.config.run)
+        facts = self._facts
+        if self.task.describes_text and is_main_process():
+            facts["text"] = facts_of_text(self.corpus, self.config.data.block_size, self._rows)
+        facts["parts"] = data_parallel_size(self.accelerator)
         code = super().end()
-        snapshot, step = self.report.last_snapshot, self.state.step
-        facts["saved"] = step if snapshot is not None and step_of(snapshot) == step else None
+        facts["step"] = self.state.step
         if self._signalled_at is not None:
             facts["stop_seconds"] = time.monotonic() - self._signalled_at
-        if self._uploads is not None and (sent := self._uploads.status().sent).seconds:
-            facts["sent"] = sent.as_words()
         facts["stalls"], facts["durable"] = self.report.stall_seconds, self.report.durable_seconds
-        self._write()
-        return code
-
-    def _planned_shape(self) -> Shape:
-        """The attempt as the planner knows it."""
-        accelerator, config, state = self.accelerator, self.config, self.state
-        bare: Any = unwrapped(accelerator, self._model)
-        tensor, processes = tensor_size(accelerator), accelerator.num_processes
-        copies = replicas(accelerator) if accelerator.is_fsdp2 else processes
-        return Shape(
-            device=accelerator.device.type,
-            precision=accelerator.mixed_precision,
-            processes=processes,
-            shards=processes // (copies * tensor),
-            context=context_size(accelerator),
-            tensor=tensor,
-            optimizer=config.optim.name,
-            freeze=tuple(config.optim.freeze),
-            frozen_dtype=state.frozen_dtype or AUTO,
-            attention=state.attention,
-            packed=has_packed_rows(config, bare, state),
-            sync_each=config.run.sync_each_micro_batch,
-            reduce_dtype=config.run.reduce_dtype,
-            fp8=None if bare.fp8 is None else bare.fp8.recipe,
-        )
-
-    def _end_of_count(self) -> int:
-        """Predict the peak, for which there must be no process group."""
-        micro_batch_size = micro_batch_shape(self.accelerator, self.config)[0]
-        accumulates = self.accelerator.gradient_accumulation_steps > 1
-        sizes = unwrapped(self.accelerator, self._model).config
-        # Sequences of the run's length, which the model's context may exceed.
-        sizes = replace(
-            sizes, lora=lora_of(self.config.model), block_size=self.config.data.block_size
-        )
-        self.accelerator.wait_for_everyone()
-        self.accelerator.end_training()
-        if is_main_process():
-            self.console.close()
-            estimate = MemoryEstimate(sizes, self._shape)
-            self._facts["predicted_peak"] = estimate.peak(micro_batch_size, accumulates)
-        self._write()
-        return 0
-
-    def _write(self) -> None:
         if self._facts_path is not None:
-            write_json(self._facts_path, self._facts)
+            write_json(self._facts_path, facts)
+        return code
 
     def _interrupt(self) -> None:
         """After a backward pass, in the step that the task names."""
-        if self._step is None or self._step != (self.task.at or self._facts["first"]):
+        how = self.task.ended_by
+        # A snapshot of the first step is there when the second one is killed.
+        if self._step is None or self._step != self._facts["first"] + (how == IN_STEP):
             return
-        if self.task.dies_in == IN_STEP and is_main_process():
+        if how == IN_STEP and is_main_process():
             end = time.monotonic() + SNAPSHOT_SECONDS
-            # The next attempt must resume from one.
             while self.report.last_snapshot is None and time.monotonic() < end:
                 time.sleep(0.01)
             _die()
-        if self.task.sends_sigterm:
+        if how == SIGTERM:
             self._signalled_at = time.monotonic()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _gradient_norms(self) -> dict[str, float | None]:
-        """The norm of each gradient of the whole model. Every process must call this."""
+    def _gradient_norms(self) -> dict[str, float]:
+        """The norm of each gradient of the whole model, 0 without. Every process must call this."""
         layout = unwrapped(self.accelerator, self._model).layout()
-        norms: dict[str, float | None] = {}
+        norms: dict[str, float] = defaultdict(float)
         for name, one in layout.trained().items():
             file, _ = layout.place(name)  # processes that share matrices have several parts of one
-            norm = None if one.grad is None else float(gather_full(one.grad).double().norm())
-            norms[file] = None if norm is None else math.hypot(norm, norms.get(file) or 0.0)
+            norm = 0.0 if one.grad is None else float(gather_full(one.grad).double().norm())
+            norms[file] = math.hypot(norms[file], norm)
         return norms
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from safetensors import safe_open
-
 from config.schema import Config
 from proving.launch import KILLED, Outcome
 from snapshot.comparison import TOLERANCE as WIDER
@@ -33,8 +31,6 @@ TOLERANCE = 1e-5
 """Of the largest logit of an enlarged model. Another activation makes 1e-4, rounding 1e-6."""
 PLAIN = (".safetensors", ".json", ".jinja", ".txt", ".model")
 """File extensions of data; none of them is executed when it is read."""
-MEMORY = 0.02
-"""Bound of the relative difference of counted and planned memory."""
 FIRST = 2
 """Steps before which a process has not reached its speed."""
 
@@ -82,9 +78,14 @@ def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> 
     return max(abs(one[step] - other[step]) / abs(one[step]) for step in steps)
 
 
-def text(whole: Outcome) -> Iterator[Line]:
+def text(whole: Outcome, config: Config) -> Iterator[Line]:
     """What is trained on."""
     facts = whole.facts["text"]
+    yield passed("first row", True, f"the model learns to write what is in »«: {facts['row']}")
+    each, parts = facts["rows"] / whole.facts["step"], whole.facts["parts"]
+    most = -(-config.train.global_batch_size // parts)
+    said = f"a process computes {each:g} rows a step, at most {most}: one of {parts} parts"
+    yield passed("share of a batch", each <= most, said)
     repeated, looked_for = facts["held_out_found"], facts["held_out_looked_for"]
     said = f"{repeated} of {looked_for} held-out rows are in the training text"
     yield within("held-out text", repeated / max(1, looked_for), 0.5, said)
@@ -130,42 +131,31 @@ def contents(folder: Path, is_new: bool, keep: int) -> Iterator[Line]:
     yield passed("disk", free > (keep + 1) * size, f"{said}{free / 1e9:,.1f} GB are free")
 
 
-def same_bits(name: str, one: Path, other: Path, said: str) -> Line:
-    """Weights and optimizer state of two snapshots, by the digests of their files."""
+def same_bits(name: str, whole: Outcome, other: Outcome, step: int) -> Line:
+    """Weights and optimizer state of two attempts, by the digests of their snapshots' files."""
     try:
-        for folder in (one, other):
-            check_snapshot(folder)
+        first, second = (tensor_files(found.snapshot(step)) for found in (whole, other))
     except (OSError, SnapshotError) as error:
         return passed(name, False, f"there is no whole snapshot: {error}")
-    first, second = (
-        {path: one for path, one in manifest_entries(folder).items() if path.endswith(PLAIN[0])}
-        for folder in (one, other)
-    )
-    differing = sorted(path for path, _ in first.items() ^ second.items())
-    if differing:
+    said = f"after step {step}, against an undisturbed attempt"
+    if differing := sorted(path for path, _ in first.items() ^ second.items()):
         return passed(name, False, f"{differing[0]} differs; {said}")
     size = sum(size for size, _ in first.values())
     return passed(name, True, f"{size / 1e6:,.1f} MB of weights and optimizer state: {said}")
 
 
-def moved(before: Path, after: Path) -> Line:
-    """Whether updates have changed each trained tensor between two snapshots."""
-    trained, unmoved = set(), []
-    for file in after.glob("optimizer*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            trained |= {name.rpartition(".")[0] for name in opened.keys()}  # noqa: SIM118
-    for file in sorted(before.glob("*model*.safetensors")):
-        with safe_open(file, "pt") as one, safe_open(after / file.name, "pt") as other:
-            names = trained & set(one.keys())
-            unmoved += [
-                name for name in names if one.get_tensor(name).equal(other.get_tensor(name))
-            ]
-    said = f"no update has changed {unmoved[0]}" if unmoved else "the updates have changed each"
-    return passed("trained parameters", not unmoved, said)
+def tensor_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and sha256 of each file of tensors. Raises OSError and SnapshotError."""
+    check_snapshot(folder)
+    entries = manifest_entries(folder)
+    return {path: entry for path, entry in entries.items() if path.endswith(PLAIN[0])}
 
 
 def same_steps(name: str, here: Outcome, other: Outcome, words: str) -> Iterator[Line]:
     """Losses, norms and gradients of the first steps of two attempts in float32."""
+    if not other.is_done:
+        yield failed(f"loss, {name}", other)
+        return
     for what, figure, bound in (("loss", "loss", LOSS), ("gradient norm", "grad_norm", NORM)):
         one, two = here.figures(figure), other.figures(figure)
         said = f"{len(one.keys() & two.keys())} steps in float32 against {words}"
@@ -174,7 +164,7 @@ def same_steps(name: str, here: Outcome, other: Outcome, words: str) -> Iterator
     if not norms or norms.keys() != others.keys():
         yield passed(f"gradients, {name}", False, "they are not of the same parameters")
         return
-    least = max(SMALLEST * max(norms.values()), 1e-30)
+    least = max(SMALLEST * max(norms.values()), 1e-30)  # adapters begin with gradients of 0
     differences = {key: abs(one - others[key]) / max(one, least) for key, one in norms.items()}
     worst = max(differences, key=lambda key: differences[key])
     said = f"{len(norms)} parameters of the first step, the largest difference of {worst}"
@@ -187,10 +177,9 @@ def ended(name: str, found: Outcome, code: int, config: Config) -> Line:
         return failed(name, found, code)
     if code == KILLED:
         return Line(name, GREEN, "the next attempt resumes")
-    saved = found.facts.get("saved")
-    if saved is None:
-        return passed(name, False, "the attempt left no snapshot of its last step")
-    said = f"left a snapshot of step {saved} and exit code {code}"
+    if not found.snapshot(step := found.facts["step"]).exists():
+        return passed(name, False, f"the attempt left no snapshot of step {step}, its last")
+    said = f"left a snapshot of step {step} and exit code {code}"
     if (took := found.facts.get("stop_seconds")) is None:
         return passed(name, True, said)
     allowed = min(config.run.grace_seconds, shutdown_timeout())
@@ -198,26 +187,12 @@ def ended(name: str, found: Outcome, code: int, config: Config) -> Line:
     return passed(name, took <= allowed, said)
 
 
-def memory(counted: Outcome) -> Line:
-    """The peak of a step, as it is planned and counted."""
-    peak, planned = counted.facts.get("peak"), counted.facts.get("predicted_peak")
-    if not peak or not planned:
-        return unchecked("memory as planned", counted.last_words())
-    said = f"{peak / 1e6:,.1f} MB of tensors at the peak, plan.py: {planned / 1e6:,.1f} MB"
-    return within("memory as planned", abs(peak / planned - 1), MEMORY, said)
-
-
 def speed(whole: Outcome, config: Config) -> Iterator[Line]:
-    """Seconds a step, waits, MFU, the stall of a snapshot, and the time of the run."""
+    """Seconds a step, the stall of a snapshot, and the time of the run."""
     facts = whole.facts
     step = median(seconds for at, seconds in facts["step_seconds"].items() if int(at) > FIRST)
     tokens = config.train.global_batch_size * config.data.block_size
-    said = f"{step:,.3f} s a step, {tokens / step:,.0f} tokens/s"
-    if facts["speed_at_peak"]:
-        said += f", MFU {tokens / step / facts['speed_at_peak']:.1%}"
-    training = sum(facts["clock"][phase] for phase in ("data", "forward and backward", "update"))
-    said += f"; {facts['clock']['data'] / training:.1%} of it waiting for data"
-    yield Line("speed", GREEN, said)
+    yield Line("speed", GREEN, f"{step:,.3f} s a step, {tokens / step:,.0f} tokens/s")
     stall, durable = median(facts["stalls"]), median(facts["durable"])
     said = f"a snapshot stalls training for {stall:,.3f} s and is on disk after {durable:,.2f} s"
     yield Line("saving", GREEN, said)

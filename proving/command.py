@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from common.command import say_error
 from common.printable import redact_urls
@@ -23,7 +23,7 @@ from config.stored import as_plain
 from proving.attempt import attempt
 from proving.checks import GREEN, GREY, RED, Line
 from proving.launch import Launch
-from proving.proof import Proof
+from proving.proof import lines_of_proof, remove
 from snapshot.disk.folder import write_whole
 from snapshot.disk.state import versions
 from training.distributed.launcher import is_main_process, launched
@@ -31,12 +31,9 @@ from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_M
 from training.reporting.console import make_output_lossy
 from training.run.records import PROOF, folder_of_proof
 
-COLOURS = {GREEN: "\033[32m", RED: "\033[31m", GREY: "\033[90m"}
 NAMES, STATUS = 32, 7
 """Widths of the columns."""
 WIDEST = 110
-LONGEST_ROW = 400
-"""Characters of the first row that are shown."""
 
 
 def prove(main: Callable[..., int]) -> NoReturn:
@@ -55,51 +52,40 @@ def prove(main: Callable[..., int]) -> NoReturn:
         launch.follow()
         leave(EXIT_DONE)
     try:
-        code = as_main(options, words, config, launch)
+        code = as_main(options, config, launch)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     finally:
+        remove(launch)
         launch.end()
     leave(code)
 
 
-def as_main(
-    options: argparse.Namespace, words: Sequence[str], config: Config, launch: Launch
-) -> int:
+def as_main(options: argparse.Namespace, config: Config, launch: Launch) -> int:
     """What the main process does, to the exit code."""
-    proof = Proof(launch, config)
-    proof.remove()
+    remove(launch)
     launch.folder.mkdir(parents=True, exist_ok=True)
     begun, lines, count = time.monotonic(), [], launch.processes
     print(f"proof     {config.run.name} on {count} process{'es' * (count > 1)}; it does not touch")
     print(f"          {config.run.dir}, and writes to {launch.folder}\n", flush=True)
-    try:
-        for line in proof.lines():
-            lines.append(line)
-            print(in_columns(line), flush=True)
-            if line.status == RED and options.stop_at_red:
-                break
-    except KeyboardInterrupt:
-        proof.remove()
-        return EXIT_INTERRUPTED
-    counts = {status: sum(line.status == status for line in lines) for status in COLOURS}
-    seconds = time.monotonic() - begun
-    said = ", ".join(f"{number} {status}" for status, number in counts.items())
-    if proof.first_row:
-        print(f"\nfirst row, with what the model learns to write in »«:\n{marked(proof.first_row)}")
-    print(f"\n{said}, in {seconds:.0f} s\nrecord    {launch.folder / PROOF}", flush=True)
+    for line in lines_of_proof(launch, config):
+        lines.append(line)
+        print(in_columns(line), flush=True)
+        if line.status == RED and options.stop_at_red:
+            break
+    counts = {status: sum(line.status == status for line in lines) for status in (GREEN, RED, GREY)}
+    summary = ", ".join(f"{number} {status}" for status, number in counts.items())
+    print(f"\n{summary}, in {time.monotonic() - begun:.0f} s\nrecord    {launch.folder / PROOF}")
     content = {
-        "summary": f"{said}, on {proof.machine}",
-        "run": config.run.name,
-        "words": [redact_urls(word) for word in words],
+        "summary": summary,
+        "words": [redact_urls(word) for word in launch.words],
         "processes": count,
-        "machine": proof.machine,
         "config": as_plain(config),
         "versions": versions(),
-        "seconds": round(seconds, 1),
         "counts": counts,
         "checks": [asdict(line) for line in lines],
     }
     write_whole(launch.folder / PROOF, json.dumps(content, indent=2).encode() + b"\n")
-    proof.remove()
     return EXIT_FAILED if counts[RED] else EXIT_DONE
 
 
@@ -136,18 +122,10 @@ def in_columns(line: Line) -> str:
     said = line.said
     if line.difference is not None and line.bound is not None:
         said += f": {line.difference:.1e}, at most {line.bound:.0e}"
-    wrapped = textwrap.wrap(said, max(20, width - NAMES - STATUS)) or [""]
-    status = line.status.ljust(STATUS)
-    if sys.stdout.isatty():
-        status = f"{COLOURS[line.status]}{status}\033[0m"
-    rows = [f"{status}{line.name.ljust(NAMES)}{wrapped[0]}"]
-    return "\n".join([*rows, *(f"{' ' * (NAMES + STATUS)}{row}" for row in wrapped[1:])])
-
-
-def marked(row: Sequence[Sequence[Any]]) -> str:
-    """The beginning of a row of text; what is trained on stands between »«."""
-    text = "".join(f"»{piece}«" if trained else piece for piece, trained in row)
-    return text if len(text) <= LONGEST_ROW else f"{text[:LONGEST_ROW]}..."
+    first = f"{line.status.ljust(STATUS)}{line.name.ljust(NAMES)}"
+    return textwrap.fill(
+        said, max(width, len(first) + 20), initial_indent=first, subsequent_indent=" " * len(first)
+    )
 
 
 def leave(code: int) -> NoReturn:

@@ -61,19 +61,14 @@ class Task:
     """The last step."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the configuration that differ from the run's, with their values."""
+    ended_by: str | None = None
+    """What ends it before: one of attempt.IN_STEP and its like."""
     alone: bool = False
     """Whether one process computes, whatever the number of launched ones."""
     in_float32: bool = False
     """Compute in float32 and without dropout, so that rounding and masks differ in no shape."""
-    dies_in: str | None = None
-    """Where it kills itself, as `kill -9` would: one of attempt.IN_STEP and its like."""
-    at: int = 0
-    """The step in which it dies, or sends itself a SIGTERM; 0: the first of the attempt."""
-    sends_sigterm: bool = False
-    describes_run: bool = False
-    """Record what the text and the weights are, and how long the parts of a step take."""
-    counts_memory: bool = False
-    """Count the memory of the last step."""
+    describes_text: bool = False
+    """Record what the text is."""
     fresh: bool = False
     """Start in a new interpreter, which shares nothing with other attempts, as their hash seed."""
 
@@ -124,6 +119,7 @@ class Launch:
         self.main, self.child, self.words, self.folder = main, child, list(words), folder
         self.processes = started_processes()
         self._store: Any = None
+        self._number = 0
         if launched():
             self._store, _, _ = next(dist.rendezvous("env://", timeout=LONGEST_WAIT))
         self._spawn: Any = multiprocessing.get_context("spawn")
@@ -132,26 +128,23 @@ class Launch:
         self._fork.set_forkserver_preload(IMPORTED)
         # The fork server of Python 3.11 ignores sys.path: it would import what the current folder
         # has under the name of a room. Semaphores of killed processes are removed without a word.
-        before, quiet = os.environ.get("PYTHONPATH"), "ignore::UserWarning:multiprocessing"
-        warnings = os.environ.get("PYTHONWARNINGS")
         os.environ |= {
             "PYTHONSAFEPATH": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), before))),
-            "PYTHONWARNINGS": ",".join(filter(None, (warnings, f"{quiet}.resource_tracker"))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.getenv("PYTHONPATH")))),
+            "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
             "MPLBACKEND": "agg",
         }
-        self._number = 0
 
     def run(self, task: Task) -> Outcome:
         """Run an attempt to its end. Only the main process calls this."""
         with socket.socket() as free:
             free.bind(("", 0))
             port = int(free.getsockname()[1])
-        number = self._number
         if self._store is not None and not task.alone:
-            self._store.set(TASK.format(number), json.dumps({"task": asdict(task), "port": port}))
+            order = json.dumps({"task": asdict(task), "port": port})
+            self._store.set(TASK.format(self._number), order)
             self._number += 1
-        code, facts = self._attempt(task, port, number), self._facts(task)
+        code, facts = self._attempt(task, port), self._facts(task)
         found = read_json(facts) if facts.exists() else {}
         return Outcome(code, self.folder / task.run, self._log(task), found)
 
@@ -162,13 +155,12 @@ class Launch:
 
     def follow(self) -> None:
         """Take part in the attempts of the main process until it ends."""
-        number = 0
-        while (content := self._store.get(TASK.format(number)).decode()) != END:
+        while (content := self._store.get(TASK.format(self._number)).decode()) != END:
             order = json.loads(content)
-            self._attempt(Task(**order["task"]), order["port"], number)
-            number += 1
+            self._number += 1
+            self._attempt(Task(**order["task"]), order["port"])
 
-    def _attempt(self, task: Task, port: int, number: int) -> int:
+    def _attempt(self, task: Task, port: int) -> int:
         """This process's part of an attempt; its exit code.
 
         When one process is killed, the others are: they would wait for it.
@@ -187,7 +179,7 @@ class Launch:
             ),
         )
         process.start()
-        failed = f"failed {number}"
+        failed = f"failed {self._number}"
         shared = self._store is not None and not task.alone
         try:
             while process.is_alive():

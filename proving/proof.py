@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from common.retries import with_retries
 from config.schema import Config
 from proving import checks
-from proving.attempt import IN_SNAPSHOT, IN_STEP, STEPS
-from proving.checks import Line, failed, unchecked, within
+from proving.attempt import IN_SNAPSHOT, IN_STEP, IN_UPLOAD, SIGTERM, STEPS
+from proving.checks import Line, failed, passed, unchecked, within
 from proving.launch import KILLED, Launch, Outcome, Task
-from proving.stores import stored
+from snapshot.errors import SnapshotError
+from store.errors import StoreError, Unsupported
+from store.fetch import SMALL, fetch, fetch_newest, read_store
+from store.kinds import open_store
+from store.latest import remote_step
+from store.store import Store
 from training.exits import EXIT_AGAIN, EXIT_TERMINATED
 
 FEW = 2
@@ -23,116 +31,171 @@ SEQUENCES = 8
 that nobody sees how micro-batches are weighed."""
 AT_ONCE = 1e-6
 """A time limit, in minutes, that is over at the first step."""
-RUNS = ("undisturbed", "shape", "split", "one", "other", "disturbed", "stored", "memory")
+FIRST_UPLOAD = 2
+"""Steps of the attempt that uploads undisturbed."""
+RUNS = ("undisturbed", "shape", "split", "one", "other", "disturbed", "stored")
 """Folders of the runs of attempts."""
 
 
-@dataclass
-class Proof:
-    """Makes the attempts, and yields a line for each check."""
+def lines_of_proof(launch: Launch, config: Config) -> Iterator[Line]:
+    """All checks of a run. They need no other one, unless it is an attempt that failed."""
+    whole = launch.run(Task("undisturbed", "undisturbed", STEPS, describes_text=True))
+    if not whole.is_done:
+        yield failed("the first steps", whole)
+        return
+    yield from checks.text(whole, config)
+    is_new = config.model.pretrained is None
+    yield from checks.contents(whole.snapshot(STEPS), is_new, config.snapshot.keep)
+    yield from any_shape(launch, few_sequences(config, whole))
+    remove(launch, "shape", "split", "one", "other")
+    yield from resumed(launch, config, whole)
+    remove(launch, "disturbed")
+    yield from stored(launch, config, whole)
+    yield from checks.speed(whole, config)
 
-    launch: Launch
-    config: Config
-    """That of the real run."""
-    first_row: list[list[Any]] = field(default_factory=list)
-    """Of the training text: pieces, each with whether the model learns to write it."""
-    machine: str = "an unknown machine"
-    """What the first attempt has computed on."""
 
-    def lines(self) -> Iterator[Line]:
-        """All checks. They need no other one, unless it is an attempt that failed."""
-        whole = self.launch.run(Task("undisturbed", "undisturbed", STEPS, describes_run=True))
-        if not whole.is_done:
-            yield failed("the first steps", whole)
-            return
-        self.first_row, self.machine = whole.facts["text"]["first_row"], whole.facts["machine"]
-        yield from checks.text(whole)
-        is_new = self.config.model.pretrained is None
-        yield from checks.contents(whole.snapshot(STEPS), is_new, self.config.snapshot.keep)
-        yield from self.any_shape(self.few_sequences(whole))
-        self.remove("shape", "split", "one", "other")
-        yield from self.resumed(whole)
-        self.remove("disturbed")
-        yield from stored(self.launch, self.config, whole)
-        yield checks.memory(self.launch.run(Task("memory", "memory", FEW, counts_memory=True)))
-        yield from checks.speed(whole, self.config)
+def remove(launch: Launch, *runs: str) -> None:
+    """Remove what attempts have written, but for their logs."""
+    for name in runs or RUNS:
+        with suppress(OSError):
+            shutil.rmtree(launch.folder / name)
 
-    def few_sequences(self, whole: Outcome) -> dict[str, Any]:
-        """Keys for few sequences a process, with as uneven shares as the run has."""
-        parts, batch = whole.facts["parts"], self.config.train.global_batch_size
-        few = min(batch, SEQUENCES * parts + batch % parts)
-        return {"train.global_batch_size": few, "train.micro_batch_size": 1}
 
-    def any_shape(self, changes: Mapping[str, Any]) -> Iterator[Line]:
-        """One run, any shape: the first steps split otherwise, and in one process."""
-        processes, name = self.launch.processes, "one process"
-        kept = {**changes, "snapshot.keep": FEW + 1}
-        here = self.launch.run(Task("shape", "shape", 2 * FEW, kept, in_float32=True))
-        if not here.is_done:
-            yield failed("the first steps in float32", here)
-            return
-        yield checks.moved(here.snapshot(FEW), here.snapshot(2 * FEW))
-        if changes["train.global_batch_size"] >= FEW:
-            other = {**changes, "train.micro_batch_size": FEW}
-            split = self.launch.run(Task("split", "split", FEW, other, in_float32=True))
-            words = f"micro-batches of {FEW}, not 1"
-            yield from self.compared("split otherwise", here, split, words)
-        else:
-            yield unchecked("loss, split otherwise", "a step has one sequence")
-        if processes == 1:
-            yield unchecked("resumed on one process", "one process was launched")
-            return
-        one = self.launch.run(Task("one", "one", FEW, changes, alone=True, in_float32=True))
-        if not one.is_done and (one.code == KILLED or "memory" in one.last_words()):
-            yield unchecked("resumed on one process", f"it cannot hold all: {one.last_words()}")
-            return
-        yield from self.compared(name, here, one, f"one process, not {processes}")
-        resumed = self.launch.folder / "other" / here.snapshot(FEW).relative_to(here.folder)
-        shutil.copytree(here.snapshot(FEW), resumed)
-        task = Task("other", "other", 2 * FEW, changes, alone=True, in_float32=True)
-        other_outcome = self.launch.run(task)
-        if not other_outcome.is_done:
-            yield failed("resumed on one process", other_outcome)
-            return
-        losses = (outcome.figures("loss") for outcome in (other_outcome, here))
-        said = f"steps {FEW + 1} to {2 * FEW}, from the snapshot of {processes} processes"
-        difference = checks.largest_difference(*losses)
-        yield within("resumed on one process", difference, checks.LOSS, said)
+def few_sequences(config: Config, whole: Outcome) -> dict[str, Any]:
+    """Keys for few sequences a process, with as uneven shares as the run has."""
+    parts, batch = whole.facts["parts"], config.train.global_batch_size
+    few = min(batch, SEQUENCES * parts + batch % parts)
+    return {"train.global_batch_size": few, "train.micro_batch_size": 1}
 
-    def compared(self, name: str, here: Outcome, other: Outcome, words: str) -> Iterator[Line]:
-        """The first steps of two attempts, unless the other one failed."""
-        if other.is_done:
-            yield from checks.same_steps(name, here, other, words)
-        else:
-            yield failed(f"loss, {name}", other)
 
-    def resumed(self, whole: Outcome) -> Iterator[Line]:
-        """The first steps again, killed and stopped in every way, with the same bits in the end."""
-        run, soon = "disturbed", {"run.max_minutes": AT_ONCE}
-        ends = (
-            ("killed in a step", Task("kill", run, STEPS, dies_in=IN_STEP, at=2), KILLED),
-            ("killed in a snapshot", Task("kill2", run, STEPS, dies_in=IN_SNAPSHOT), KILLED),
-            ("SIGTERM", Task("term", run, STEPS, sends_sigterm=True), EXIT_TERMINATED),
-            ("time limit", Task("limit", run, STEPS, soon), EXIT_AGAIN),
-        )
-        for name, task, code in ends:
-            yield checks.ended(name, self.launch.run(task), code, self.config)
-        last = self.launch.run(Task("last", run, STEPS, fresh=True))
-        if not last.is_done:
-            yield failed("resumed", last)
-            return
-        one, two = whole.figures("loss"), last.figures("loss")
-        # Bit for bit, in each step of both.
-        same = checks.largest_difference(one, two) if one.keys() == two.keys() else float("inf")
-        said = f"{STEPS} steps: {', '.join(name for name, *_ in ends)}"
-        yield within("same losses after all of that", same, 0.0, said)
-        said = f"after step {STEPS}, against an undisturbed attempt"
-        yield checks.same_bits(
-            "same bits after all of that", whole.snapshot(STEPS), last.snapshot(STEPS), said
-        )
+def any_shape(launch: Launch, changes: Mapping[str, Any]) -> Iterator[Line]:
+    """One run, any shape: the first steps in float32, split otherwise, and in one process."""
+    processes, kept = launch.processes, {**changes, "snapshot.keep": FEW + 1}
+    here = launch.run(Task("shape", "shape", 2 * FEW, kept, in_float32=True))
+    if not here.is_done:
+        yield failed("the first steps in float32", here)
+        return
+    if changes["train.global_batch_size"] >= FEW:
+        larger = {**changes, "train.micro_batch_size": FEW}
+        split = launch.run(Task("split", "split", FEW, larger, in_float32=True))
+        words = f"micro-batches of {FEW}, not 1"
+        yield from checks.same_steps("split otherwise", here, split, words)
+    else:
+        yield unchecked("loss, split otherwise", "a step has one sequence")
+    name = "resumed on one process"
+    if processes == 1:
+        yield unchecked(name, "one process was launched")
+        return
+    one = launch.run(Task("one", "one", FEW, changes, alone=True, in_float32=True))
+    if not one.is_done and (one.code == KILLED or "memory" in one.last_words()):
+        yield unchecked(name, f"it cannot hold all: {one.last_words()}")
+        return
+    yield from checks.same_steps("one process", here, one, f"one process, not {processes}")
+    snapshot = here.snapshot(FEW)
+    shutil.copytree(snapshot, launch.folder / "other" / snapshot.relative_to(here.folder))
+    other = launch.run(Task("other", "other", 2 * FEW, changes, alone=True, in_float32=True))
+    if not other.is_done:
+        yield failed(name, other)
+        return
+    difference = checks.largest_difference(other.figures("loss"), here.figures("loss"))
+    said = f"steps {FEW + 1} to {2 * FEW}, from the snapshot of {processes} processes"
+    yield within(name, difference, checks.LOSS, said)
 
-    def remove(self, *runs: str) -> None:
-        """Remove what attempts have written, but for their logs."""
-        for name in runs or RUNS:
-            with suppress(OSError):
-                shutil.rmtree(self.launch.folder / name)
+
+def resumed(launch: Launch, config: Config, whole: Outcome) -> Iterator[Line]:
+    """The first steps again, killed and stopped in every way, with the same bits in the end."""
+    run, soon = "disturbed", {"run.max_minutes": AT_ONCE}
+    ends = (
+        ("killed in a step", Task("kill", run, STEPS, ended_by=IN_STEP), KILLED),
+        ("killed in a snapshot", Task("kill2", run, STEPS, ended_by=IN_SNAPSHOT), KILLED),
+        ("SIGTERM", Task("term", run, STEPS, ended_by=SIGTERM), EXIT_TERMINATED),
+        ("time limit", Task("limit", run, STEPS, soon), EXIT_AGAIN),
+    )
+    for name, task, code in ends:
+        yield checks.ended(name, launch.run(task), code, config)
+    last = launch.run(Task("last", run, STEPS, fresh=True))
+    if not last.is_done:
+        yield failed("resumed", last)
+        return
+    one, two = whole.figures("loss"), last.figures("loss")
+    # Bit for bit, in each step of both.
+    same = checks.largest_difference(one, two) if one.keys() == two.keys() else float("inf")
+    said = f"{STEPS} steps: {', '.join(name for name, *_ in ends)}"
+    yield within("same losses after all of that", same, 0.0, said)
+    yield checks.same_bits("same bits after all of that", whole, last, STEPS)
+
+
+def stored(launch: Launch, config: Config, whole: Outcome) -> Iterator[Line]:
+    """The run's store: a scratch one beside it is written, read on an empty disk, and removed."""
+    name, seconds = "store", config.hub.timeout_seconds
+    if config.hub.store_url is None:
+        yield unchecked(name, "no hub.repo_id or hub.url: a lost disk loses the run")
+        return
+    real = open_store(config.hub.store_url, seconds)
+    if real.is_offline:
+        yield unchecked(name, "HF_HUB_OFFLINE is set: nothing is uploaded")
+        return
+    try:
+        yield rights(real)
+        # A store beside the run's, which nobody else uses.
+        scratch = open_store(real.beside(f"-proof-{secrets.token_hex(4)}"), seconds)
+        try:
+            yield from in_scratch(launch, whole, scratch)
+        finally:
+            scratch.remove()
+    except (StoreError, SnapshotError) as error:
+        yield passed(name, False, f"{error}")
+
+
+def rights(store: Store) -> Line:
+    """Whether the token may write. Raises StoreError if it may not."""
+    name = "rights in the store"
+    store.require_token()
+    try:
+        store.check_token()
+    except Unsupported as error:
+        return unchecked(name, str(error))
+    return passed(name, True, f"the credentials for {store.name} are not read-only")
+
+
+def in_scratch(launch: Launch, whole: Outcome, scratch: Store) -> Iterator[Line]:
+    """An upload, a kill in the next one, and the run resumed from the store on an empty disk."""
+    keys = {"hub.repo_id": None, "hub.url": scratch.url, "hub.min_interval_seconds": 0.0}
+    uploaded = launch.run(Task("upload", "stored", FIRST_UPLOAD, keys))
+    if not uploaded.is_done:
+        yield failed("upload", uploaded)
+        return
+    newest = newest_step(scratch)
+    said = f"{scratch.name} has step {newest}, the last of {FIRST_UPLOAD}; every file verified"
+    yield passed("upload", newest == FIRST_UPLOAD, said)
+    killed = launch.run(Task("kill3", "stored", STEPS, keys, ended_by=IN_UPLOAD))
+    if killed.code != KILLED:
+        yield failed("killed in an upload", killed, KILLED)
+        return
+    after = newest_step(scratch)
+    said = f"the store still has step {after}, whole"
+    yield passed("killed in an upload", after >= newest, said)
+    shutil.rmtree(killed.folder)  # another machine has an empty disk
+    fetched = launch.run(Task("fetch", "stored", STEPS, keys))
+    if not fetched.is_done:
+        yield failed("resumed from the store", fetched)
+        return
+    first = fetched.facts["first"]
+    said = f"an empty disk continues with step {first}, after {after} of the store"
+    yield passed("resumed from the store", first == after + 1, said)
+    yield checks.same_bits("same bits from the store", whole, fetched, STEPS)
+
+
+def newest_step(store: Store) -> int:
+    """The step of a store's newest snapshot, after a download and all checks.
+
+    Raises StoreError and SnapshotError.
+    """
+    contents = with_retries(lambda: read_store(store))
+    with TemporaryDirectory() as folder:
+        for place in contents.folders():  # none may be seen before all of it is there
+            fetch(contents, place, Path(folder), SMALL)
+        newest = fetch_newest(contents, Path(folder))
+        if newest.faults:
+            raise SnapshotError(newest.faults[0])
+        return remote_step(newest.folder)

@@ -1,9 +1,9 @@
-"""What the text of a run is: its first rows, and whether held-out text is trained on."""
+"""What the text of a run is: its first row, its targets, and held-out text that is trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,48 +15,50 @@ from data.documents import Documents
 from data.token_file import TokenStream
 from model.head import IGNORED
 
-SHOWN = 4
-"""Rows that are kept to be shown and checked."""
+CHECKED = 4
+"""Rows whose targets are checked."""
 MOST_TOKENS = 5_000_000
 """Tokens of the training text that are compared with the held-out text."""
 MOST_HELD_OUT = 200
 """Held-out rows that are looked for."""
-LONGEST_SHOWN = 2_000
+LONGEST_SHOWN = 400
+"""Characters of the first row that are shown."""
 
 
 class Rows:
     """The rows that this process trains on, as they reach the model."""
 
     def __init__(self) -> None:
-        self.first: list[tuple[list[int], list[int]]] = []
-        """Inputs and targets of the first rows, each (T,)."""
         self.inputs: list[list[int]] = []
-        """The inputs of every row."""
+        """Of every row, each (T,)."""
+        self.targets: list[list[int]] = []
+        """Of the first rows, each (T,)."""
 
     def recorded(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches as they are."""
         for batch in batches:
-            for row, aim in zip(*(one.tolist() for one in batch[0][:2]), strict=True):
-                if any(target != IGNORED for target in aim):  # others only pad a batch
+            for row, targets in zip(*(one.tolist() for one in batch[0][:2]), strict=True):
+                if any(target != IGNORED for target in targets):  # others only pad a batch
                     self.inputs.append(row)
-                    self.first += [(row, aim)] if len(self.first) < SHOWN else []
+                    self.targets += [targets] if len(self.targets) < CHECKED else []
             yield batch
 
 
 def facts_of_text(corpus: Corpus, width: int, rows: Rows) -> dict[str, Any]:
     """What the checks of a text compare; `width` are the tokens of a row."""
-    held_out_rows, looked_for = repeated(corpus, rows, width)
-    targets = [target for _, row in rows.first for target in row]
+    found, looked_for = repeated(corpus, rows, width)
+    every = [target for row in rows.targets for target in row]
     return {
+        "rows": len(rows.inputs),
         "unknown_share": corpus.info.unknown_share,
         "lost": corpus.info.lost_in_words,
-        "held_out_found": held_out_rows,
+        "held_out_found": found,
         "held_out_looked_for": looked_for,
-        "padding_share": targets.count(IGNORED) / max(1, len(targets)),
-        "misplaced_targets": sum(misplaced(*row) for row in rows.first),
-        "unended_replies": sum(unended(row, corpus.marks) for _, row in rows.first),
+        "padding_share": every.count(IGNORED) / max(1, len(every)),
+        "misplaced_targets": sum(map(misplaced, rows.inputs, rows.targets)),
+        "unended_replies": sum(unended(row, corpus.marks) for row in rows.targets),
         "conversations": bool(corpus.marks),
-        "first_row": shown(corpus, *rows.first[0]),
+        "row": marked(corpus.tokenizer, rows.inputs[0], rows.targets[0]),
     }
 
 
@@ -72,17 +74,15 @@ def unended(targets: list[int], marks: frozenset[int]) -> int:
     return sum(one not in marks for one in ends) if marks else 0
 
 
-def shown(corpus: Corpus, inputs: list[int], targets: list[int]) -> list[list[Any]]:
-    """A row as pieces of text, each with whether the model is trained to write it."""
-    pieces: list[list[Any]] = []
+def marked(tokenizer: Any, inputs: list[int], targets: list[int]) -> str:
+    """The beginning of a row of text; what the model learns to write stands between »«."""
     trained = [False, *(target != IGNORED for target in targets[:-1])]
-    start = 0
-    for end in range(1, len(inputs) + 1):
-        if end == len(inputs) or trained[end] != trained[start]:
-            text = corpus.tokenizer.decode(np.array(inputs[start:end]))
-            pieces.append([printable(text, multiline=True)[:LONGEST_SHOWN], trained[start]])
-            start = end
-    return pieces
+    text = ""
+    for is_trained, places in groupby(range(len(inputs)), lambda place: trained[place]):
+        piece = tokenizer.decode(np.array([inputs[place] for place in places]))
+        text += f"»{piece}«" if is_trained else piece
+    text = printable(text, multiline=True)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def repeated(corpus: Corpus, rows: Rows, width: int) -> tuple[int, int]:

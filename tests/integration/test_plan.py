@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -26,7 +24,6 @@ from config.schema import OptimConfig
 from model.causal_lm import CausalLMConfig
 from model.families import build_model
 from model.family import ModelConfig
-from model.fp8 import FP8, TENSORWISE
 from model.frozen import keep_frozen
 from model.gpt import GPTConfig
 from model.lora import Lora
@@ -36,11 +33,9 @@ from planning.fake_trace import DTYPES, Shape, traced_update
 from planning.fits import (
     COMMUNICATOR,
     GIB,
-    Candidate,
     Fit,
     Strategy,
     advise,
-    candidates,
     largest_that_fits,
     mesh_strategy,
     strategies,
@@ -52,11 +47,14 @@ from training.step import make_optimizer
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
 CLAIM = ["data.block_size=1024", "train.global_batch_size=64", "--vocab-size", "50257"]
-TWO_OF_24 = [*CLAIM, "--processes", "2", "--memory", "24", "--json"]
+TWO_OF_24 = [*CLAIM, "--processes", "2", "--memory", "24"]
 
 
-def plan(*words: str) -> subprocess.CompletedProcess:
-    return runs.run([sys.executable, str(runs.ROOT / "plan.py"), *words])
+def planned_fits(*words: str) -> dict[str, Fit]:
+    """The rows of the table by the names of the strategies."""
+    options = plan_script.parse([*words])
+    fits, _, _ = plan_script.planned(options, load_config(options.overrides))
+    return {row.strategy.name: row for row in fits}
 
 
 def counted(config: ModelConfig, batch: int, precision: str, frozen_dtype: str = "float32") -> int:
@@ -64,9 +62,6 @@ def counted(config: ModelConfig, batch: int, precision: str, frozen_dtype: str =
     torch.manual_seed(0)
     model = build_model(config)
     keep_frozen(model, frozen_dtype)
-    if precision == FP8:
-        model.use_fp8(TENSORWISE, emulated=True)
-        precision = "bf16"
     if precision != "no":  # as accelerate does it
         autocast = torch.autocast("cpu", DTYPES[precision])
         model.forward = ConvertOutputsToFp32(autocast(model.forward))
@@ -84,7 +79,7 @@ def counted(config: ModelConfig, batch: int, precision: str, frozen_dtype: str =
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-    rows = zip(tracker.log.totals(), tracker.log.places, strict=True)
+    rows = zip(tracker.totals(), tracker.places, strict=True)
     return max(int(total.sum()) for total, place in rows if place == (1,))
 
 
@@ -96,24 +91,22 @@ PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
 MARKS = {PLAIN: [], FULL: [pytest.mark.thorough]}
 REAL_RUNS = [
     pytest.param(*way, marks=MARKS.get(way, [pytest.mark.slow]))
-    for way in product((0.0, 0.1), ("no", "bf16", FP8), (False, True, "selective"))
+    for way in product((0.0, 0.1), ("no", "bf16"), (False, True, "selective"))
 ]
 
 
 @pytest.mark.parametrize(("dropout", "precision", "checkpointing"), REAL_RUNS)
 def test_the_predicted_peak_is_the_one_of_a_real_update(dropout, precision, checkpointing):
     config = GPTConfig(103, 64, 3, 4, 64, dropout, checkpointing)
-    rest, recipe = (precision, None) if precision != FP8 else ("bf16", TENSORWISE)
-    predicted = planned(config, 3, Shape("cpu", rest, fp8=recipe))
+    predicted = planned(config, 3, Shape("cpu", precision))
     assert predicted == pytest.approx(counted(config, 3, precision), rel=0.01)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("micro_batch_size", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_logits_of_a_large_vocabulary_are_planned_for(micro_batch_size):
+def test_the_logits_of_a_large_vocabulary_are_planned_for():
     config = GPTConfig(5003, 64, 1, 2, 16)
-    predicted = planned(config, micro_batch_size, Shape("cpu", "bf16"))
-    assert predicted == pytest.approx(counted(config, micro_batch_size, "bf16"), rel=0.01)
+    predicted = planned(config, 1, Shape("cpu", "bf16"))
+    assert predicted == pytest.approx(counted(config, 1, "bf16"), rel=0.01)
 
 
 @pytest.mark.thorough
@@ -162,9 +155,9 @@ def test_of_many_chunks_of_a_loss_a_few_are_traced(monkeypatch):
     few = traced_update(config, 3, shape)
     monkeypatch.setattr("planning.fake_trace.few_chunks", nullcontext)
     every = traced_update(config, 3, shape)
-    assert len(few.log.places) < len(every.log.places)
-    assert (few.log.totals().max(axis=0) == every.log.totals().max(axis=0)).all()
-    assert few.log.totals().sum(axis=1).max() == every.log.totals().sum(axis=1).max()
+    assert len(few.places) < len(every.places)
+    assert (few.totals().max(axis=0) == every.totals().max(axis=0)).all()
+    assert few.totals().sum(axis=1).max() == every.totals().sum(axis=1).max()
 
 
 @pytest.mark.slow
@@ -177,7 +170,7 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
     config = GPTConfig(103, 64, 9, 4, 64, 0.1 if device == "cuda" else 0.0, checkpointing)
     shape = Shape(device, "bf16", processes, shards)
     for batch in (1, 8):
-        traced = traced_update(config, batch, shape).log.totals().sum(axis=1).max()
+        traced = traced_update(config, batch, shape).totals().sum(axis=1).max()
         assert planned(config, batch, shape) == pytest.approx(traced, rel=5e-3)
 
 
@@ -257,16 +250,12 @@ def test_processes_share_what_one_has_alone(shape, most):
 
 @pytest.mark.slow
 def test_the_published_claim_for_two_gpus_of_24_gib():
-    large, xl = (
-        json.loads(plan(f"model={m}", *TWO_OF_24).stdout) for m in ("gpt2_large", "gpt2_xl")
-    )
-    largest = {row["strategy"]["name"]: row["largest_micro_batch"] for row in large["fits"]}
-    assert largest["FSDP"] > largest["DDP"] > 0
-    largest = {row["strategy"]["name"]: row["largest_micro_batch"] for row in xl["fits"]}
-    assert largest["DDP"] == 0
-    assert largest["FSDP"] >= 1
-    assert xl["parameters"] == 1_557_611_200
-    assert "accelerate_configs/fsdp.yaml" in xl["advice"]
+    large, xl = (planned_fits(f"model={m}", *TWO_OF_24) for m in ("gpt2_large", "gpt2_xl"))
+    assert large["FSDP"].largest_micro_batch > large["DDP"].largest_micro_batch > 0
+    assert xl["DDP"].largest_micro_batch == 0
+    assert xl["FSDP"].largest_micro_batch >= 1
+    advice, _ = advise([*xl.values()], None, 1, ["model=gpt2_xl"])
+    assert "accelerate_configs/fsdp.yaml --num_processes=2 --mixed_precision=bf16" in advice
 
 
 def test_the_table_names_a_shipped_config_for_each_strategy():
@@ -274,42 +263,31 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
     for device in ("cuda", "cpu"):
         for processes, machines in ((1, 1), (4, 1), (8, 2)):
             shape = Shape(device, "bf16", processes)
-            shown |= {strategy.config for strategy in strategies(shape, machines)}
+            shown |= {strategy.file for strategy in strategies(TINY, shape, machines)}
         for processes, sizes in ((4, {"context": 2}), (4, {"tensor": 2}), (2, {"tensor": 2})):
             shape = Shape(device, "bf16", processes, **sizes)
-            shown |= {strategy.config for strategy in strategies(shape, 1)}
+            shown |= {strategy.file for strategy in strategies(TINY, shape, 1)}
     shipped = {path.name for path in tracked("accelerate_configs")}
     assert shown == shipped - {"fsdp_hybrid_cpu.yaml"}  # nothing is gained by it on one CPU
 
 
 def test_what_train_py_refuses_is_not_offered():
-    found = [strategy.name for strategy in strategies(Shape("cuda", "fp16", 4), 1)]
+    found = [strategy.name for strategy in strategies(TINY, Shape("cuda", "fp16", 4), 1)]
     assert found == ["DDP", "FSDP"]
-
-
-def a_fit(strategy: Strategy, **figures: float) -> Fit:
-    """A row of the table that fits."""
-    sizes = {"peak": 0.0, "outside": 0.0, "on_cpu": 0.0, "largest_micro_batch": 0, **figures}
-    return Fit(strategy, {}, **sizes, fits=True)
-
-
-def test_offloading_says_what_memory_it_takes():
-    shape = Shape("cuda", "bf16", 8)
-    offload = Strategy("FSDP, offload", "fsdp_offload.yaml", shape, offload=True)
-    row = a_fit(offload, on_cpu=132 * GIB)
-    advice, code = advise([row], TINY, 1, None, here=8)
-    assert code == 0
-    assert "It fits where each machine has 1,056.0 GiB of memory left for its 8 proc" in advice
 
 
 def test_the_command_of_a_mesh_has_all_its_sizes():
     shape = Shape("cuda", "bf16", 64, 4, context=2, tensor=2)
-    assert mesh_strategy(shape, 8).name == "replicate 8 x shard 2 x cp 2 x tp 2"
-    advice, _ = advise([a_fit(mesh_strategy(shape, 8))], TINY, None, None, here=8)
+    strategy = mesh_strategy(TINY, shape, 8)
+    assert strategy.name == "replicate 8 x shard 2 x cp 2 x tp 2"
+    fit = Fit(strategy, {}, 0.0, 0.0, 0, fits=True)
+    advice, code = advise([fit], None, 8, ["run.name=x y"])
+    assert code == 0
     assert "accelerate_configs/fsdp_hybrid.yaml" in advice
     for option in ("dp_replicate_size=8", "dp_shard_size=2", "cp_size=2", "tp_size=2"):
         assert f"--parallelism_config_{option}" in advice
     assert "--num_processes=64 --num_machines=8" in advice
+    assert advice.endswith("train.py 'run.name=x y'")
 
 
 def test_every_communicator_of_a_strategy_takes_memory():
@@ -318,9 +296,8 @@ def test_every_communicator_of_a_strategy_takes_memory():
     shared, cut = Shape("cuda", processes=8, context=2), Shape("cuda", processes=8, tensor=2)
     of = ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2), (shared, 1), (cut, 1))
     for shape, machines in of:
-        for strategy in strategies(shape, machines):
-            outside = Candidate(strategy, MemoryEstimate(TINY, shape)).outside(1)
-            found[strategy.name] = (strategy.communicators, outside)
+        for strategy in strategies(TINY, shape, machines):
+            found[strategy.name] = (strategy.communicators, strategy.outside(1))
     assert {name: count for name, (count, _) in found.items()} == {
         "one process": 0,
         "DDP": 1,
@@ -360,7 +337,7 @@ def test_a_run_has_as_many_communicators_as_planned(small, tmp_path, config, sha
     assert (
         f"groups {' '.join(['default_pg', *(f'mesh_{one}' for one in groups)])}\n" in result.stdout
     )
-    assert Strategy("", "", shape).communicators == 1 + len(groups)
+    assert Strategy("", "", TINY, shape).communicators == 1 + len(groups)
 
 
 @pytest.mark.parametrize("memory", [50, 151, 152, 300, 1e9])
@@ -380,63 +357,84 @@ def test_the_largest_micro_batch_is_looked_for_where_a_line_crosses_the_memory(m
 
 @pytest.mark.thorough
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
-    for candidate in candidates(TINY, Shape("cuda", "bf16", 2), 1):
-        most = candidate.largest(1.5 * GIB)
-        assert candidate.needed(most, True) <= 1.5 * GIB < candidate.needed(most + 1, True)
+    for strategy in strategies(TINY, Shape("cuda", "bf16", 2), 1):
+        most = strategy.largest(1.5 * GIB)
+        assert strategy.needed(most, True) <= 1.5 * GIB < strategy.needed(most + 1, True)
 
 
 @pytest.mark.thorough
-def test_the_plan_says_what_fits_and_what_to_run():
-    result = plan("--processes", "2", "--memory", "8")
-    assert result.returncode == 0, result.stderr
-    assert "It fits: accelerate launch --config_file accelerate_configs/ddp.yaml" in result.stdout
-    assert "snapshot.keep=3" in result.stdout
-    assert "0.50 for each NCCL communicator, 0.25 of" in " ".join(result.stdout.split())
+def test_the_plan_says_what_fits_and_what_to_run(capsys):
+    assert plan_script.main(["--processes", "2", "--memory", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "It fits: accelerate launch --config_file accelerate_configs/ddp.yaml --num_proc" in out
+    assert "snapshot.keep=3" in out
+    assert "0.50 for each NCCL communicator, 0.25 of" in " ".join(out.split())
+    assert re.search(r"FSDP, offload keeps \d\.\d\d GiB a process in the machine's memory", out)
     for head in ("weights", "gradients", "optimizer", "activations", "peak"):
-        assert head in result.stdout
+        assert head in out
 
 
 @pytest.mark.thorough
-def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
-    result = plan("model=gpt2", "--memory", "1")
-    assert result.returncode == 3
-    assert "Nothing fits" in result.stdout
-    assert "model.activation_checkpointing=true" in result.stdout
-    result = plan("train.micro_batch_size=12", "data.block_size=1024", "--memory", "1")
-    assert result.returncode == 3
-    assert "train.micro_batch_size=12 does not fit. one process fits" in result.stdout
+def test_nothing_that_fits_is_exit_code_3_with_a_remedy(capsys):
+    assert plan_script.main(["model=gpt2", "--memory", "1"]) == 3
+    out = capsys.readouterr().out
+    assert "Nothing fits" in out
+    assert "model.activation_checkpointing=true" in out
+    words = ["train.micro_batch_size=12", "data.block_size=1024", "--memory", "1"]
+    assert plan_script.main(words) == 3
+    out = capsys.readouterr().out
+    assert "train.micro_batch_size=12 does not fit. one process fits" in out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["model=gtp2", "--memory", "8"], "nearest is gpt2"),
+        ("model=gtp2", "nearest is gpt2"),
+        ("--processes 3 --machines 2", "--processes 3 is not a multiple of --machines 2"),
+        ("--processes 3 --context 2", "--processes 3 is not a multiple of --context 2"),
+        ("--processes 6 --tensor 4", "--processes 6 is not a multiple of --tensor 4"),
+        ("--processes 3 --tensor 3", "--tensor 3, but the model has 4"),
         (
-            ["--processes", "3", "--machines", "2", "--memory", "8"],
-            "not a multiple of --machines 2",
-        ),
-        (["--processes", "3", "--context", "2", "--memory", "8"], "not a multiple of --context 2"),
-        (["--processes", "6", "--tensor", "4", "--memory", "8"], "not a multiple of --tensor 4"),
-        (["--processes", "3", "--tensor", "3", "--memory", "8"], "--tensor 3, but the model has 4"),
-        (
-            ["--processes", "2", "--tensor", "2", "--memory", "8", "--precision", "fp16"],
+            "--processes 2 --tensor 2 --precision fp16",
             "mixed_precision: fp16 is not supported where processes share matrices",
         ),
         (
-            ["--processes", "2", "--context", "2", "--memory", "8", "run.attention=varlen"],
+            "--processes 2 --context 2 run.attention=varlen",
             "--context 2, and where processes share each sequence run.attention=varlen has no",
         ),
         (
-            ["--processes", "8", "--context", "8", "--memory", "8"],
+            "--processes 8 --context 8",
             "--context 8, and the number of heads in attention, 4, is no multiple of it",
         ),
-        ([], "--memory"),
     ],
 )
-def test_wrong_input_gets_a_sentence_and_exit_code_2(words, sentence):
-    result = plan(*words)
-    assert result.returncode == 2
-    assert sentence in result.stderr
+def test_wrong_input_gets_a_sentence_and_exit_code_2(words, sentence, capsys):
+    assert plan_script.main([*words.split(), "--memory", "8"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--gpu", "h1000"], "invalid choice: 'h1000' (choose from"),
+        (["--gpu", "h100", "--memory", "80"], "not allowed with argument --gpu"),
+        *(
+            ([f"--memory={text}"], f"argument --memory: {text} is not ")
+            for text in ("", "24GB", "-24", "0", "nan", "inf")
+        ),
+    ],
+)
+def test_what_is_no_gpu_and_no_memory_gets_a_sentence(words, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        plan_script.parse(words)
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_a_gpu_the_memory_is_asked_for(capsys):
+    assert plan_script.memory_of(plan_script.parse(["--gpu", "h100"])) == 79.15
+    assert plan_script.main([]) == 2
+    assert "no GPU was found. Name one, such as --gpu h100" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -452,34 +450,8 @@ def test_the_vocabulary_is_the_tokenizer_s_unless_given(words, size):
     assert plan_script.vocabulary_of(options, load_config(options.overrides)) == size
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("h100", 79.15), ("H100 80GB", 79.15), ("NVIDIA A100-40GB", 39.39), ("rtx-4090", 23.52)],
-)
-def test_memory_may_be_that_of_a_named_gpu(text, size):
-    assert plan_script.parse(["--gpu", text]).memory == size
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--gpu", "h1000"], "h1000 is not known. Known: b200, h200, h100,"),
-        (["--gpu", "h100", "--memory", "80"], "not allowed with argument --gpu"),
-        *(
-            ([f"--memory={text}"], f"argument --memory: {text} is not a number of GiB")
-            for text in ("", "24 apples", "24GB", "-24", "0", "nan", "inf", "1e9")
-        ),
-    ],
-)
-def test_what_is_no_gpu_and_no_memory_gets_a_sentence(words, sentence, capsys):
-    with pytest.raises(SystemExit) as ended:
-        plan_script.parse(words)
-    assert ended.value.code == 2
-    assert sentence in capsys.readouterr().err
-
-
 @pytest.mark.slow
-def test_a_process_under_fsdp_takes_what_its_plan_says(tmp_path, text_file, capsys):
+def test_a_process_under_fsdp_takes_what_its_plan_says(tmp_path, text_file):
     """The most that each process has resident: tensors, torch and Python.
 
     glibc would also keep what is freed, but for the variable that docs/performance.md names.
@@ -491,10 +463,8 @@ def test_a_process_under_fsdp_takes_what_its_plan_says(tmp_path, text_file, caps
     words += ["train.global_batch_size=4", "train.max_steps=4", "train.eval_every=4"]
 
     machine = ["--processes", "2", "--device", "cpu", "--precision", "no", "--memory", "16"]
-    assert plan_script.main([*words, *machine, "--json"]) == 0
-    fits = json.loads(capsys.readouterr().out)["fits"]
-    (planned,) = (one for one in fits if one["strategy"]["name"] == "FSDP")
-    planned = planned["peak"] + planned["outside"]
+    fit = planned_fits(*words, *machine)["FSDP"]
+    planned = fit.peak + fit.outside
 
     words += [f"data.source={text_file}", f"run.dir={tmp_path / 'run'}", "train.eval_batches=1"]
     words += ["train.sample_every=0", f"data.cache_dir={tmp_path / 'cache'}"]

@@ -57,7 +57,7 @@ def main(config, session) -> int:
         code = train.main(config, session)
     found["peak"] = max(
         int(total.sum())
-        for total, place in zip(tracker.log.totals(), tracker.log.places, strict=False)
+        for total, place in zip(tracker.totals(), tracker.places, strict=False)
         if place[:1] == ("update",) and place[1] >= FIRST_MEASURED
     )
     (folder / f"{found['process']}.json").write_text(json.dumps(found))

@@ -89,7 +89,7 @@ FAULTS = [
         "        model, optimizer, train_loader, held_out_loader\n    )",
         "    model, optimizer, held_out_loader = accelerator.prepare(\n"
         "        model, optimizer, held_out_loader\n    )",
-        ("memory as planned", *ONE),  # each process computes all: the same losses, at their price
+        ("share of a batch",),  # each process computes all: the same losses, at their price
         launch=DDP,
     ),
     Fault(

@@ -93,7 +93,6 @@ ARROWS = {
         "config",
         "snapshot",
         "store",
-        "planning",
         "training",
     },
     "cloud": {"training/exits"},

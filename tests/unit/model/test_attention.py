@@ -94,7 +94,7 @@ def test_a_plan_has_no_mask_where_the_kernel_needs_none(name):
         (packed, kernel): traced_update(
             config, 2, Shape("cuda", "bf16", packed=packed, attention=kernel)
         )
-        .log.totals()
+        .totals()
         .sum(1)
         .max()
         for packed, kernel in ((False, None), (True, None), (True, "kernel"))

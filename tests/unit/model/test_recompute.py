@@ -125,7 +125,7 @@ PLANNED = [pytest.param(name, marks=[pytest.mark.slow] * (name != "gpt2")) for n
 def test_a_gpu_is_planned_with_what_each_way_keeps(name):
     peaks = {}
     for way in WAYS:
-        totals = traced_update(sizes(name, way), B, Shape("cuda", "bf16")).log.totals()
+        totals = traced_update(sizes(name, way), B, Shape("cuda", "bf16")).totals()
         host = totals[:, KINDS.index("host")]
         peaks[way] = (totals.sum(1) - host).max(), host.max()
     (nothing, _), (whole, _), (selective, _), (offload, host) = peaks.values()

@@ -7,7 +7,7 @@ import pytest
 from config.compose import load_config
 from config.schema import ConfigError
 from proving.checks import GREEN, RED, largest_difference, passed, within
-from proving.command import LONGEST_ROW, folder_of, in_columns, marked, parse
+from proving.command import folder_of, in_columns, parse
 
 
 def test_a_difference_beyond_its_bound_is_red():
@@ -41,11 +41,6 @@ def test_an_option_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--fualts", "model=baby"])
     assert "there is no option --fualts" in capsys.readouterr().err
-
-
-def test_a_row_shows_what_the_model_learns_to_write():
-    assert marked([["user: hi\n", False], ["hello", True]]) == "user: hi\n»hello«"
-    assert marked([["x" * 1000, True]]) == f"»{'x' * (LONGEST_ROW - 1)}..."
 
 
 def test_a_folder_of_somebody_else_is_not_written_to(tmp_path):

@@ -71,7 +71,7 @@ def test_an_evaluation_takes_less_memory_than_a_step(accelerator, vocabulary, mo
     def added(work) -> int:
         with LiveBytes() as tracker:
             work()
-        return int(tracker.log.totals().sum(axis=1).max())
+        return int(tracker.totals().sum(axis=1).max())
 
     step = added(lambda: model(*batch).backward())
     model.zero_grad()
