@@ -82,7 +82,7 @@ class Bench:
             torch.nn.init.normal_(parameter.to_local(), std=0.02)
             moments = {key: torch.rand_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {**moments, "step": torch.tensor(1.0)}
-        self.writers = writers_of(self.accelerator, self.model, place, 600.0)
+        self.writers = writers_of(self.accelerator, self.model, place, 600.0, own_disks=False)
         assert self.writers.group is not None
         self.room = available_memory() // 4
         self.group = dist.new_group(backend="gloo")

@@ -31,13 +31,13 @@ from snapshot.command_line import USER_ERRORS
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_model, check_snapshot
-from snapshot.disk.folder import atomic_folder, manifest_entries, read_json
+from snapshot.disk.folder import atomic_folder, manifest_entries
 from snapshot.disk.model import read_adapters
 from snapshot.disk.state import loss_in_words, read_state, token_unit
 from snapshot.errors import SnapshotError
 from snapshot.named_model import BASE_HELP, find_model, write_model
 from snapshot.source import find
-from store.fetch import NoneWhole, fetch_newest
+from store.fetch import NoneWhole
 from store.latest import remote_step
 from training.run.status import print_status
 
@@ -103,16 +103,14 @@ def _space(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     """Verify all snapshots of a folder, or download and verify the newest of a store."""
-    source, whole, faults, older = find(options.source), list[tuple[Path, str]](), [], []
+    source, whole, faults = find(options.source), list[tuple[Path, str]](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            if (contents := source.contents) is not None:
-                found = fetch_newest(contents, Path(folder))
+            if source.contents is not None:
+                found = source.fetch(Path(folder))
                 whole, faults = [(found.path, found.name)], [*found.faults]
-                step = remote_step(found.folder)
-                older = [one for one in contents.folders() if remote_step(one) < step]
         except NoneWhole as error:
-            return _warn(f"not whole: {error}")
+            faults.append(str(error))
         for path in source.folders():
             try:
                 check_snapshot(path)
@@ -124,8 +122,6 @@ def _verify(options: argparse.Namespace) -> int:
         _show(f"also whole: {place}")
     for fault in faults:
         _warn(f"not whole: {fault}")
-    if older:
-        _show(f"older     {', '.join(older)}: not downloaded, so not verified")
     return 0 if is_same and not faults else NOT_WHOLE
 
 
@@ -149,9 +145,6 @@ def _describe(folder: Path, place: str) -> bool:
         _show(f"base      {adapters.base}{at}; here is LoRA of rank {adapters.lora.rank}")
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}")
-    made_with = read_json(folder / "state.json").get("versions")
-    if isinstance(made_with, dict):
-        _show(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")
     try:
         _show(f"logits    {compare_logits(folder, shape)}")
     except OtherModel as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,13 +21,8 @@ from common.retries import with_retries
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from model.families import ARCHITECTURES
 from model.family import ModelConfig
-from snapshot.disk.folder import (
-    expanded,
-    readable,
-    snapshot_folders,
-    snapshots_in,
-)
-from snapshot.disk.load import TIE, TensorReader, files_of, has_own_output
+from snapshot.disk.folder import expanded, readable
+from snapshot.disk.load import TensorReader, files_of
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -39,16 +34,10 @@ from snapshot.disk.model import (
 )
 from snapshot.errors import SnapshotError
 from snapshot.source import WEIGHTS, Source, find, naming
-from store.fetch import (
-    INFERENCE,
-    SMALL,
-    fetch,
-)
+from store.fetch import INFERENCE, SMALL, fetch
 from store.store import PREFIX
 
-OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
-GGUF = ".gguf"
-COMMIT = re.compile(r"[0-9a-f]{7,40}")
+COMMIT = re.compile(r"[A-Za-z0-9]{5,128}")
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """Of each file with weights, in the digest of a base."""
 
@@ -65,8 +54,6 @@ class Base:
     """Where config.json and the tokenizer lie, and the weights once they are there."""
     place: str = ""
     """The name by which another machine finds the same; empty for a folder."""
-    published: tuple[str, str | None] | None = None
-    """How adapters name it: a repo and its commit, or `place`; None for a folder."""
     download: Callable[[], object] = lambda: None
     """Downloads the weights and verifies them."""
     of_text: Mapping[str, Any] = field(default_factory=dict)
@@ -77,13 +64,16 @@ class Base:
         sizes = {"vocab_size": vocabulary, "max_position_embeddings": context}
         return replace(self, of_text={**sizes, "eos_token_id": end_of_text})
 
-    def config(
-        self, dropout: float, activation_checkpointing: bool | str, untied: bool = False
-    ) -> ModelConfig:
-        """The sizes of the model. Raises SnapshotError if it cannot be built here.
+    @property
+    def published(self) -> tuple[str, str | None] | None:
+        """How adapters name it: a repo and its commit, or `place`; None for a folder."""
+        repo, _, commit = self.place.removeprefix(PREFIX).rpartition("@")
+        if COMMIT.fullmatch(commit):
+            return repo, commit
+        return (self.place, None) if self.place else None
 
-        An `untied` model has an output layer of its own, whatever its config says.
-        """
+    def config(self, dropout: float, activation_checkpointing: bool | str) -> ModelConfig:
+        """The sizes of the model. Raises SnapshotError if it cannot be built here."""
         content, _ = read_config(self.folder)
         if isinstance(content, dict) and content.get("vocab_size", ...) is None:
             if not self.of_text:
@@ -93,8 +83,6 @@ class Base:
                 )
             is_open = [key for key in self.of_text if content.get(key) is None]
             content = {**content, **{key: self.of_text[key] for key in is_open}}
-        if untied:
-            content = {**content, TIE: False}
         return model_config(content, f"{self.key}: its {CONFIG}", dropout, activation_checkpointing)
 
     def parameters(self) -> int:
@@ -149,21 +137,16 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
     found, is_run = source.fetch_model(SMALL), source.is_run
     folder, contents = found.path, found.contents
     names = set(contents.files) if contents is not None and not is_run else _names(folder)
-    _refuse_part(named, names)
-    if CONFIG not in names:
-        what = "it is neither a model nor a run with snapshots"
-        raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the name.")
-    if with_weights and not is_run:
-        _refuse_without_safetensors(named, names)
+    _refuse_other_files(named, names, with_weights and not is_run)
     if contents is None:
         return Base(named, str(folder), folder)
     work: Callable[[], object] = partial(source.fetch_model, INFERENCE)
     if is_run:  # that snapshot, whatever the run uploads meanwhile
         work = partial(with_retries, partial(fetch, contents, found.folder, None, INFERENCE))
-    place, name, commit = contents.pinned(found.folder), contents.store.name, contents.commit
-    if not place.endswith(f"@{commit}"):  # it is one snapshot of several
-        return Base(named, place, folder, place, (place, None), work)
-    return Base(named, f"{name}@{commit[:12]}", folder, place, (name, commit), work)
+    place, commit = contents.pinned(found.folder).rstrip("@"), contents.commit
+    is_commit = commit and place.endswith(f"@{commit}")
+    name = f"{contents.store.name}@{commit[:12]}" if is_commit else place
+    return Base(named, name, folder, place, work)
 
 
 def _names(path: Path) -> set[str]:
@@ -171,44 +154,30 @@ def _names(path: Path) -> set[str]:
         return {file.name for file in path.iterdir()} if path.is_dir() else set()
 
 
-def _refuse_part(named: str, names: Collection[str]) -> None:
-    if CONFIG in names:
-        return
-    if ADAPTER_CONFIG in names:
+def _refuse_other_files(named: str, names: Collection[str], with_weights: bool) -> None:
+    """Raise SnapshotError unless there are a config.json and, `with_weights`, safetensors."""
+    if CONFIG not in names and ADAPTER_CONFIG in names:
         raise SnapshotError(
             f"{named} holds adapters and not their base. Merge the two, with `python -m snapshot "
             "merge <name> <folder>` for a run of this project, and with peft's merge_and_unload "
             "for another, and name the result."
         )
-    if packed := sorted(name for name in names if name.endswith(GGUF)):
-        value = named.partition("=")[2] or named
-        file = f"from_pretrained({value!r}, gguf_file={packed[0]!r}).save_pretrained('unpacked')"
+    if CONFIG not in names:
+        what = "it is neither a model nor a run with snapshots"
+        raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the name.")
+    if with_weights and not any(WEIGHTS.fullmatch(name) for name in names):
         raise SnapshotError(
-            f"{named} has its weights as {packed[0]} and no {CONFIG}. Convert them with "
-            f"transformers and gguf: AutoModelForCausalLM.{file}, and AutoTokenizer.{file}. Then "
-            "name the folder unpacked."
+            f"{named} has no weights as safetensors. Files of other kinds can execute code, or are "
+            "quantized, and are not read. Name a repo or a revision with model.safetensors (many "
+            "have one at refs/pr/..., converted by the Hub), or save the model with transformers' "
+            "save_pretrained."
         )
 
 
-def _refuse_without_safetensors(named: str, names: Collection[str]) -> None:
-    if any(WEIGHTS.fullmatch(name) for name in names):
-        return
-    others = sorted(name for name in names if OLD_WEIGHTS.fullmatch(name))
-    if others:
-        raise SnapshotError(
-            f"{named} has its weights as {others[0]} and not as safetensors; such files can "
-            "execute code, or are quantized, and are not read. Name a repo or a revision with "
-            "safetensors (many repos have one at refs/pr/..., converted by the Hub)."
-        )
-    raise SnapshotError(f"{named} has no weights (model.safetensors).")
-
-
-def check_weights(base: Base, config: ModelConfig) -> bool:
+def check_weights(base: Base, config: ModelConfig) -> None:
     """Compare names and shapes in the headers of the weights with the model's.
 
-    Returns whether they have an output layer of their own, although the config ties it to the
-    embedding. Raises SnapshotError, with the name, for a tensor that is missing, surplus or of
-    another shape.
+    Raises SnapshotError, with the name, for a tensor that is missing, surplus or of another shape.
     """
     try:
         layout = layout_for(config)
@@ -222,11 +191,24 @@ def check_weights(base: Base, config: ModelConfig) -> bool:
                     raise SnapshotError(
                         f"{name} has the shape {list(there)}, its config says {list(needed)}"
                     )
+            used = {one for stored in found.values() for one in stored.names}
             embedding = found[layout.embedding_name()].names[0]
-            return has_own_output(reader, found.values(), embedding)
+            for name in shapes.keys() - used:  # constants, or copies of the embedding
+                if shapes[name] == shapes[embedding]:
+                    _refuse_own_output(reader, name, embedding)
     except SnapshotError as error:
-        files = ", ".join(path.name for path in files_of(base.folder, WHOLE)[:2])
+        files = ", ".join(sorted(path.name for path in files_of(base.folder, WHOLE))[:2])
         raise SnapshotError(f"{base.key}: {files or 'its weights'}: {error}.") from error
+
+
+def _refuse_own_output(reader: TensorReader, output: str, embedding: str) -> None:
+    """Raise SnapshotError for an output layer of its own, although the config ties it."""
+    own, tied = (reader.slice_of(name)[...] for name in (output, embedding))
+    if own.dtype != tied.dtype or not own.equal(tied):
+        raise SnapshotError(
+            f"{output} differs from {embedding}, to which {CONFIG} ties it. Set "
+            "tie_word_embeddings to false there"
+        )
 
 
 def open_base_of(
@@ -234,57 +216,37 @@ def open_base_of(
 ) -> Base:
     """The base of the adapters in the snapshot at `where`, whose weights have this digest.
 
-    `named` is what the user names as the base: another name than the snapshot's must be a folder
-    that holds the same model. The weights of a repo may be left to fetch. Raises SnapshotError if
-    the base is not there or another model is, StoreError if the Hub cannot be reached.
+    It is the repo at the commit that the snapshot names, or a folder: the snapshot's, or the one
+    `named` by the user, or a snapshot in that. The weights of a repo may be left to fetch. Raises
+    SnapshotError if the base is not there or another model is, StoreError if its store cannot be
+    reached.
     """
-    revision = adapters.revision
-    label = adapters.base if revision is None else f"{adapters.base}@{revision[:12]}"
-    key = f"{where} holds adapters. Their base {label}"
-    is_recorded = named is None or _is_name_of(adapters, named)
-    fault = "is not there" if is_recorded else f"is not {named}"
-    for folder in _folders_that_may_hold(adapters, named, is_recorded):
-        if (folder / CONFIG).is_file():
-            with suppress(SnapshotError):  # half a download
-                if digest_of(folder) == digest:
-                    return Base(key, label, folder)
-            fault = f"is not what is in {folder}"
+    base, revision = adapters.base, adapters.revision
+    place = base if revision is None else f"{PREFIX}{base}@{revision}"
+    key = f"{where} holds adapters. Their base {place}"
+    is_store = "://" in place and (named is None or _repo_in(named) == _repo_in(place))
+    folders = Source(place, expanded(base if named is None else named)).folders()
+    if is_store and revision is not None:  # a start needs no Hub if it is on this disk
+        cached = huggingface_hub.try_to_load_from_cache(base, CONFIG, revision=revision)
+        folders = [Path(cached).parent] if isinstance(cached, str) else []
+    for folder in folders:
+        with suppress(SnapshotError):  # half a download
+            if (folder / CONFIG).is_file() and digest_of(folder) == digest:
+                return Base(key, place, folder)
     # No address is opened that the user does not give: a snapshot may name any.
-    if is_recorded and (revision is not None or named is not None):
-        name = label if revision is None else f"{PREFIX}{adapters.base}@{revision}"
+    if is_store and (revision is not None or named is not None):
         with naming(key):
-            return base_of(key, find(name, timeout, any_model=True))
+            return base_of(key, find(place, timeout, any_model=True))
+    fault = "is not there" if named is None else f"is not what is in {named}"
     raise SnapshotError(
         f"{key} {fault}. Name the folder that it is in now: a resume takes "
         "model.pretrained=<folder>; sample.py, evaluate.py and snapshot merge --base <folder>."
     )
 
 
-def _is_name_of(adapters: Adapters, named: str) -> bool:
-    """Whether a name is that of the repo or the store from which the adapters have their base."""
-    name, _, revision = named.removeprefix(PREFIX).partition("@")
-    if adapters.revision is None:
-        return f"{adapters.base}@".removeprefix(PREFIX).startswith(f"{named.removeprefix(PREFIX)}@")
-    is_other_commit = COMMIT.fullmatch(revision) and not adapters.revision.startswith(revision)
-    return name == adapters.base and not is_other_commit
-
-
-def _folders_that_may_hold(
-    adapters: Adapters, named: str | None, is_recorded: bool
-) -> Iterator[Path]:
-    if named is not None:
-        given = expanded(named)
-        yield from (given, *snapshot_folders(snapshots_in(given)), *snapshot_folders(given))
-    if not is_recorded:
-        return
-    if adapters.revision is None:
-        yield Path(adapters.base)
-        return
-    cached = huggingface_hub.try_to_load_from_cache(
-        adapters.base, CONFIG, revision=adapters.revision
-    )
-    if isinstance(cached, str):
-        yield Path(cached).parent
+def _repo_in(name: str) -> str:
+    """The repo or the store in a name, without the commit or the snapshot."""
+    return name.removeprefix(PREFIX).partition("@")[0]
 
 
 def digest_of(folder: Path) -> str:
@@ -295,7 +257,7 @@ def digest_of(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     with readable(folder):
-        for path in files_of(folder, WHOLE):
+        for path in sorted(files_of(folder, WHOLE)):
             size = path.stat().st_size
             digest.update(f"{path.name} {size}".encode())
             with open(path, "rb") as opened:

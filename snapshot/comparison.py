@@ -7,23 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from model.causal_lm import quiet_transformers
 from model.families import build_empty
 from model.family import ModelConfig
-from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
 from snapshot.disk.load import restore_weights
-from snapshot.disk.model import WHOLE, layout_for, prefix_of
+from snapshot.disk.model import WHOLE, prefix_of
 from snapshot.errors import SnapshotError
 
 TOKENS = 64
 TOLERANCE = 1e-4
 """Of the largest logit, or of 1: kernels that sum in another order differ by much less."""
-ROOM = 1.2
-"""Memory that loading a model takes, as a multiple of its weights."""
 
 
 class OtherModel(SnapshotError):
@@ -75,12 +71,9 @@ def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
         )
     if not sizes.in_transformers:
         return f"its config.json names no class of transformers ({sizes.family})"
-    if find_spec("transformers") is None:
-        return f"transformers is not installed. {INSTALL}"
-    size = ROOM * FLOAT_BYTES * sum(one.numel() for one in layout_for(sizes).parameters().values())
-    if size > (free := psutil.virtual_memory().available):
-        return f"it needs {size / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB is free"
-    return None
+    return (
+        f"transformers is not installed. {INSTALL}" if find_spec("transformers") is None else None
+    )
 
 
 def _load_in_transformers(folder: Path) -> Any:

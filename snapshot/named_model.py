@@ -15,13 +15,7 @@ from model.lora import merge_adapters
 from snapshot.base import Base, base_of, check_weights, open_base_of
 from snapshot.disk.folder import MANIFEST, write_json
 from snapshot.disk.load import restore_weights
-from snapshot.disk.model import (
-    CONFIG,
-    WHOLE,
-    Adapters,
-    model_of,
-    prefix_of,
-)
+from snapshot.disk.model import CONFIG, WHOLE, Adapters, model_of, prefix_of
 from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensor_files import create_files, plan_files
 from snapshot.disk.tensors import parts_of_weights, shapes_of
@@ -54,15 +48,14 @@ class NamedModel:
 
     def load(self) -> LanguageModel:
         """The model with its weights, on the CPU. Raises SnapshotError and StoreError."""
-        sizes, base = self.sizes, self.base
+        base = self.base
         if self.adapters is not None:  # before a model is built whose sizes nobody has checked
             digest = None if self.state is None else self.state.base_digest
             base = open_base_of(self.adapters, digest, self.folder, TIMEOUT_SECONDS, self.base_name)
         if base is not None:
             base.fetch_weights()
-            if check_weights(base, replace(sizes, lora=None)) and self.adapters is None:
-                sizes = base.config(dropout=0.0, activation_checkpointing=False, untied=True)
-        model = build_empty(sizes)
+            check_weights(base, replace(self.sizes, lora=None))
+        model = build_empty(self.sizes)
         if base is not None:
             restore_weights(base.folder, model)
         if self.base is None:

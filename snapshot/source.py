@@ -74,7 +74,9 @@ class Source:
 
     def folders(self) -> list[Path]:
         """The snapshots of a run on this disk, newest first, or the folder itself."""
-        return [] if self.path is None else _folders_of(self.path)
+        if (path := self.path) is None:
+            return []
+        return snapshot_folders(snapshots_in(path)) or snapshot_folders(path) or [path]
 
     def fetch(
         self,
@@ -89,7 +91,13 @@ class Source:
         if self.contents is not None:
             return fetch_newest(self.contents, root, wanted, refuse)
         assert self.path is not None
-        return Fetched(newest_snapshot(self.path))
+        if not self.is_run:
+            check_snapshot(self.path)
+            return Fetched(self.path)
+        newest, faults = newest_verified(self.folders()[0].parent, check_snapshot)
+        if newest is None:
+            raise SnapshotError(f"{self.path} has no whole snapshot: {'; '.join(faults)}")
+        return Fetched(newest)
 
     def fetch_model(self, wanted: re.Pattern[str]) -> Fetched:
         """The model in it: of a run as `fetch` does, or the files of any other.
@@ -157,21 +165,3 @@ def naming(named: str, remedy: str = "") -> Iterator[None]:
         if str(error).startswith(named):
             raise
         raise SnapshotError(f"{named}: {str(error).rstrip('.')}.{remedy}") from error
-
-
-def newest_snapshot(path: Path) -> Path:
-    """The snapshot at `path`, or the newest verified one of the run at `path`.
-
-    Raises SnapshotError if there is none.
-    """
-    if (folders := _folders_of(path)) != [path]:
-        newest, faults = newest_verified(folders[0].parent, check_snapshot)
-        if newest is None:
-            raise SnapshotError(f"{path} has no whole snapshot: {'; '.join(faults)}")
-        return newest
-    check_snapshot(path)
-    return path
-
-
-def _folders_of(path: Path) -> list[Path]:
-    return snapshot_folders(snapshots_in(path)) or snapshot_folders(path) or [path]

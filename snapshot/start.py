@@ -13,7 +13,6 @@ from data.public_names import public_resume
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
-    LARGEST_STEP,
     TEMPORARY_PREFIX,
     manifest_sha256,
     newest_verified,
@@ -24,7 +23,6 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.source import find, naming
-from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
 from store.errors import (
     StoreError,
     StoreMissing,
@@ -33,7 +31,6 @@ from store.errors import (
     StoreUnreachable,
     Unsupported,
 )
-from store.fence import Fenced
 from store.fetch import Contents, Fetched, NoneWhole, StateCheck, fetch_newest, read_store
 from store.latest import Latest
 from store.records import METRICS
@@ -82,6 +79,10 @@ class Start:
         more = tuple(f"{fault.rstrip('.')}." for fault in faults)
         return replace(self, warnings=self.warnings + more)
 
+    def skipping(self, faults: Iterable[str]) -> Start:
+        """The same with warnings about snapshots that are not whole."""
+        return self.warned(*(f"{fault.rstrip('.')}; skipped" for fault in faults))
+
     def is_in(self, run_dir: Path) -> bool:
         """Whether it is a snapshot of the run in `run_dir`, and not one of another run."""
         return self.folder is not None and self.folder.parent == snapshots_in(run_dir)
@@ -129,7 +130,7 @@ def _own_newest(root: Path, own: RunStore | None, refuse: StateCheck) -> Start:
     """The newest whole snapshot of this run, on this disk or in its store."""
     newest, faults = newest_verified(root, check_snapshot)
     state = None if newest is None else read_state(newest)
-    start = Start(newest, state, f"{newest}, the newest of this run").warned(*_skipped(faults))
+    start = Start(newest, state, f"{newest}, the newest of this run").skipping(faults)
     if own is not None:
         start = newest_of_disk_and_store(own, start, root, refuse)
     if start.folder is not None:
@@ -143,10 +144,10 @@ def _own_newest(root: Path, own: RunStore | None, refuse: StateCheck) -> Start:
     start = replace(start, reason="the beginning: no snapshot yet")
     if not has_steps(root.parent):
         return start
-    what = f"{root.parent / METRICS} has steps, but"
+    what = f"{root.parent / METRICS} has steps, but there is no snapshot in {root}"
     if not root.exists():  # a run creates it before step 1
-        raise SnapshotError(f"{what} its snapshots are gone: there is no {root}. {remedy}")
-    return start.warned(f"{what} {root} has no snapshot: the run begins again at step 1")
+        raise SnapshotError(f"{what}. {remedy}")
+    return start.warned(f"{what}: the run begins again at step 1")
 
 
 def newest_of_disk_and_store(
@@ -157,10 +158,10 @@ def newest_of_disk_and_store(
 ) -> Start:
     """The newer of `local`, the newest on this disk, and the store's, downloaded to `root`.
 
-    With `own.for_all`, what only this disk has is uploaded, for other machines. Raises
-    SnapshotError if the store holds something else, or if neither has a whole snapshot but the
-    store should; StoreError if this disk has no snapshot and it is unknown whether the store has,
-    or if that upload fails; what `refuse` raises.
+    With `own.for_all` it is the store's wherever that has one. Raises SnapshotError if the store
+    holds something else, or if neither has a whole snapshot but the store should; StoreError if
+    this disk has no snapshot that may do, and it is unknown whether the store has; what `refuse`
+    raises.
     """
     can_do_without = local.folder is not None and not own.for_all
     try:
@@ -168,58 +169,44 @@ def newest_of_disk_and_store(
     except StoreError as error:
         if not can_do_without:
             raise _unknown(own, error) from error
-        later = "uploads are retried"
-        if isinstance(error, StoreOffline):
-            later = "it uploads nothing, and its next start does"
-        return local.warned(f"{str(error).rstrip('.')}. The run continues without it; {later}")
+        return local.warned(f"{str(error).rstrip('.')}. The run continues without it")
     _refuse_contents(own, contents)
     local = replace(local, contents=contents)
-    latest, state = contents.latest, local.state
-    step = -1 if state is None else state.step
-    if latest is not None and state is not None and latest.run_id != state.run_id:
-        if not own.takeover:
-            raise SnapshotError(
-                f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. To "
-                "continue the local run, name another store, or replace what this one holds with "
-                "hub.takeover=true; to continue the run in the store, give another run.name (and "
-                "run.dir, if that is set)."
-            )
-        return _from_disk(own, contents, local)
-    if latest is None or latest.step <= step:
-        return _from_disk(own, contents, local)
+    latest, step = contents.latest, -1 if local.state is None else local.state.step
+    if latest is None:
+        return local
+    if local.state is not None and latest.run_id != local.state.run_id:
+        if own.takeover:
+            return local
+        raise SnapshotError(
+            f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. To "
+            "continue the local run, name another store, or replace what this one holds with "
+            "hub.takeover=true; to continue the run in the store, give another run.name (and "
+            "run.dir, if that is set)."
+        )
+    local = replace(local, reason=f"{local.reason}; {own.store.name} has step {latest.step}")
+    if local.folder is not None and manifest_sha256(local.folder) == latest.manifest_sha256:
+        return replace(local, remote=contents.pinned(latest.folder))
+    if latest.step <= step and not own.for_all:
+        return local
     try:
-        found = fetch_newest(contents, root, refuse=refuse, after=step)
+        after = -1 if own.for_all else step
+        found = fetch_newest(contents, root, refuse=refuse, after=after)
     except NoneWhole as error:
-        if state is None:
+        if local.state is None:
             fault = f"{str(error).rstrip('.')}. Start again in another store."
             raise SnapshotError(fault) from error
-        return _from_disk(own, contents, local.warned(*_skipped(error.faults)))
+        return local.skipping(error.faults)
     except (StoreError, DiskFault) as error:
         if not can_do_without:
             raise
         what = f"step {latest.step} of {contents.name} could not be fetched"
         return local.warned(f"{what}: {error}")
-    why = "there is none here" if state is None else f"newer than step {step} here"
+    why = "there is none here" if local.state is None else f"newer than step {step} here"
+    if latest.step <= step:
+        why = f"other machines lack step {step}"
     fetched = _at(found, f"{found.path}, fetched from {contents.name}: {why}")
     return replace(fetched, warnings=local.warnings + fetched.warnings, fetched=True)
-
-
-def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
-    """`local`, and its name in the store if that has the same or other machines need it."""
-    if local.folder is None or local.state is None:
-        return local
-    digest, latest = manifest_sha256(local.folder), contents.latest
-    if own.for_all and (latest is None or latest.manifest_sha256 != digest):
-        contents = _upload_for_all(own, contents, local.folder, local.state)
-        latest = contents.latest
-    if latest is None or latest.run_id != local.state.run_id:
-        return local
-    return replace(
-        local,
-        contents=contents,
-        reason=f"{local.reason}; {own.store.name} has step {latest.step}",
-        remote=contents.pinned(latest.folder) if latest.manifest_sha256 == digest else None,
-    )
 
 
 def _read_or_create(own: RunStore) -> Contents:
@@ -241,13 +228,9 @@ def _unknown(own: RunStore, error: StoreError) -> StoreError:
     """The error of a start that needs to know what a store holds that cannot be read."""
     if isinstance(error, StoreRefused) and not isinstance(error, StoreOffline):
         return error
-    remedy = "when it can be reached"
-    if isinstance(error, StoreOffline):
-        remedy = "without HF_HUB_OFFLINE"
-    lack = "none is on all machines" if own.for_all else "there is none here"
     return StoreUnreachable(
-        f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run, and "
-        f"{lack}. Start again {remedy}; a run that is new can begin without "
+        f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run. Start "
+        "again when it can be reached; a run that is new can begin without "
         f"{own.store.key.partition('=')[0]}, which a later start may have."
     )
 
@@ -262,24 +245,6 @@ def _refuse_contents(own: RunStore, contents: Contents) -> None:
         )
     if refusal := contents.refusal():
         raise SnapshotError(refusal)
-
-
-def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunState) -> Contents:
-    """The contents of the store with a snapshot that only this disk has, for other machines.
-
-    Raises StoreError if it cannot be uploaded.
-    """
-    prunes_nothing = Policy(LARGEST_STEP, 0.0, own.private, own.takeover)
-    target = UploadTarget(
-        own.store, prunes_nothing, state.run_id, uuid.uuid4().hex, contents.latest
-    )
-    attempt, upload = Attempt(target), Upload(newest, Card(f"# Step {state.step}\n"))
-    try:
-        with_retries(lambda: attempt.upload(upload))
-    except Fenced as error:
-        again = f"another start has uploaded to {own.store.name} meanwhile. Start again."
-        raise StoreUnreachable(again, "another uploads") from error
-    return with_retries(lambda: read_store(own.store))
 
 
 def _named(resume: str, root: Path, timeout: float, refuse: StateCheck) -> Start:
@@ -298,7 +263,7 @@ def _at(found: Fetched, reason: str) -> Start:
     remote = None if found.contents is None else found.contents.pinned(found.folder)
     state = read_state(found.path)
     start = Start(found.path, state, reason, remote=remote, contents=found.contents)
-    return start.warned(*_skipped(found.faults))
+    return start.skipping(found.faults)
 
 
 def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
@@ -309,28 +274,16 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
     assert named.folder is not None
     assert named.state is not None
     origin = manifest_sha256(named.folder)
-    if own.folder is None:
+    if own.folder is None or own.state is None:
         named.state.origin, named.state.run_id = origin, uuid.uuid4().hex
         return replace(named, warnings=own.warnings + named.warnings, contents=own.contents)
-    assert own.state is not None
     if own.state.origin == origin or manifest_sha256(own.folder) == origin:
         return own
     is_same_run = own.state.run_id == named.state.run_id
     relation = "is already further" if is_same_run else "already holds another run"
-    where = run_dir if own.contents is None or own.remote is None else own.contents.store.key
-    remedy = "To start a new run there, give it another run.name (and run.dir, if that is set)"
-    if own.contents is not None:  # which has the newer snapshots as well, and a start fetches them
-        remedy += f", and another {own.contents.store.key.partition('=')[0]}"
-    elif is_same_run:
-        remedy += (
-            ". To return to that step in this run, remove its newer snapshots from "
-            f"{snapshots_in(run_dir)} and leave snapshot.resume out"
-        )
+    store = "" if own.contents is None else f" and its store {own.contents.store.name}"
     raise SnapshotError(
-        f"snapshot.resume={resume}, but {where} {relation}, at step {own.state.step}. {remedy}."
+        f"snapshot.resume={resume}, but {run_dir}{store} {relation}, at step {own.state.step}. To "
+        "start a new run there, give it another run.name (and run.dir and store, if they are set). "
+        "To return to that step, leave snapshot.resume out and remove the newer snapshots."
     )
-
-
-def _skipped(faults: Iterable[str]) -> list[str]:
-    """Warnings about snapshots that are not whole."""
-    return [f"{fault.rstrip('.')}; skipped" for fault in faults]

@@ -6,6 +6,7 @@ last, before one rename makes the folder visible. Only what a manifest lists is 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -217,8 +218,6 @@ def verify(folder: Path) -> None:
         if not folder.is_dir():
             raise SnapshotError(f"{folder} is not a folder")
         if not (folder / MANIFEST).is_file() or (folder / MANIFEST).is_symlink():
-            if snapshots_in(folder).is_dir():
-                raise SnapshotError(f"{folder} is a run's directory that has no snapshot yet")
             raise SnapshotError(f"{folder} is not a snapshot: it has no {MANIFEST}")
         entries = manifest_entries(folder)
         there = names_in(folder) - {MANIFEST}
@@ -391,13 +390,9 @@ def remove_folder(folder: Path) -> None:
 def make_way(folder: Path) -> None:
     """Free the name of a snapshot: what is there is damaged, or it would have been resumed from.
 
-    Whatever holds more than a snapshot's files is not removed, but gets the first free name of
-    .old-1, .old-2, ... Raises OSError.
+    Raises OSError, also for what holds more than a snapshot's files, which stays.
     """
     if holds_only_snapshot(folder):
         remove_folder(folder)
     elif os.path.lexists(folder):
-        number = 1
-        while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
-            number += 1
-        folder.rename(aside)
+        raise FileExistsError(errno.EEXIST, "holds other files, so move it away", str(folder))

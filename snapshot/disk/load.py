@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from model.nf4 import quantize
 from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
-from snapshot.disk.folder import LARGEST_JSON_BYTES, read_json
+from snapshot.disk.folder import LARGEST_JSON_BYTES, matches, read_json
 from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of
 from snapshot.disk.state import read_state
 from snapshot.disk.tensors import kept_in
@@ -26,19 +26,7 @@ from snapshot.errors import SnapshotError
 
 FLOATS = ("F64", "F32", "BF16", "F16")
 """The types that a parameter may have in a file. Masks of older files have others."""
-TIE = "tie_word_embeddings"
-"""The entry of config.json."""
-ROWS = 4096
-"""Of both tensors that are in memory at once."""
 LFS_POINTER = b"version https://git-lfs"
-
-
-def files_of(folder: Path, prefix: str) -> list[Path]:
-    """The files with the tensors of `prefix`, according to the index if there is one.
-
-    Raises SnapshotError if the index is not valid.
-    """
-    return sorted(set(file_by_name(folder, prefix).values()))
 
 
 @contextmanager
@@ -61,29 +49,32 @@ def open_tensors(path: Path) -> Iterator[Any]:
         yield tensors
 
 
-def file_by_name(folder: Path, prefix: str) -> dict[str, Path]:
-    """The file of each tensor; without an index, the only file, under the name ""."""
+def files_of(folder: Path, prefix: str) -> dict[Path, set[str] | None]:
+    """The files with the tensors of `prefix`, and the names that the index gives to each.
+
+    None for the names in the only file, which needs no index. Raises SnapshotError if the index is
+    not valid, or is not that of the files.
+    """
     single, index = folder / f"{prefix}.safetensors", folder / f"{prefix}.safetensors.index.json"
-    pieces = set(folder.glob(f"{prefix}*.safetensors"))
-    if pieces == {single} and not index.exists():
-        return {"": single}
+    there = set(folder.glob(f"{prefix}*.safetensors"))
+    if there == {single} and not index.exists():
+        return {single: None}
     content = read_json(index)
-    names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+    if not matches(content.get("weight_map") if isinstance(content, dict) else None, dict):
         raise SnapshotError(f"{index} is not an index")
-    paths = {file: folder / file for file in set(names.values())}
-    for file in paths:
-        if Path(file).name != file:
-            raise SnapshotError(f"{index} leads outside, to {file!r}")
-    if missing := sorted(set(paths) - {path.name for path in pieces}):
+    found: dict[Path, set[str] | None] = {}
+    for name, file in content["weight_map"].items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise SnapshotError(f"{index} leads outside, to {file!r:.200}")
+        found.setdefault(folder / file, set()).add(name)  # type: ignore[union-attr]
+    if missing := sorted(path.name for path in found.keys() - there):
         raise SnapshotError(
-            f"{folder} lacks {', '.join(missing[:3])}{' and others' * (len(missing) > 3)}, which "
-            f"{index.name} names: was it downloaded in part? Fetch the rest with "
-            f"`hf download <owner>/<name> --local-dir {folder}`"
+            f"{folder} lacks {missing[0]}, which {index.name} names: was it downloaded in part? "
+            f"Fetch the rest with `hf download <owner>/<name> --local-dir {folder}`"
         )
-    if extra := sorted(pieces - set(paths.values())):
+    if extra := sorted(there - found.keys()):
         raise SnapshotError(f"{extra[0]} is not among the files that {index.name} names")
-    return {name: paths[file] for name, file in names.items()}
+    return found
 
 
 class TensorReader:
@@ -94,13 +85,12 @@ class TensorReader:
         self._slices: dict[str, Any] = {}
         self.files: dict[str, Path] = {}
         """The file of each tensor."""
-        self.metadata: dict[Path, Any] = {}
         with ExitStack() as stack:
-            for path in files_of(folder, prefix):
+            for path, listed in sorted(files_of(folder, prefix).items()):
                 opened = stack.enter_context(open_tensors(path))
-                self.metadata[path] = opened.metadata()
                 for name in opened.keys():  # noqa: SIM118
-                    self._slices[name], self.files[name] = opened.get_slice(name), path
+                    if listed is None or name in listed:
+                        self._slices[name], self.files[name] = opened.get_slice(name), path
             self._stack = stack.pop_all()
 
     def slice_of(self, name: str) -> Any:
@@ -171,22 +161,6 @@ def _reader_of(
         return part.t() if transposed else part
 
     return read
-
-
-def has_own_output(reader: TensorReader, stored: Iterable[Stored], embedding: str) -> bool:
-    """Whether files have an output layer that differs from the `embedding` that the model ties.
-
-    `stored` is what `TensorReader.find` returned: surplus tensors are constants, or copies.
-    """
-    used, shapes = {name for one in stored for name in one.names}, reader.shapes()
-    copies = [name for name in shapes if name not in used and shapes[name] == shapes[embedding]]
-    count = shapes[embedding][0]
-    parts = [slice(row, min(row + ROWS, count)) for row in range(0, count, ROWS)]
-
-    def are_equal(copy: str, rows: slice) -> bool:
-        return torch.equal(*(reader.slice_of(name)[rows].float() for name in (copy, embedding)))
-
-    return not all(are_equal(copy, rows) for copy in copies for rows in parts)
 
 
 @torch.no_grad()

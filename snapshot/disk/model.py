@@ -19,7 +19,7 @@ from model.family import ModelConfig
 from model.layout import Layout, ModelError
 from model.lora import Lora, LoraError
 from snapshot.config_values import value_of
-from snapshot.disk.folder import between, matches, read_json, write_json
+from snapshot.disk.folder import between, matches, read_json
 from snapshot.disk.state import STATE
 from snapshot.errors import SnapshotError
 
@@ -68,10 +68,6 @@ class Adapters:
             "bias": "none",
             "inference_mode": True,
         }
-
-    def write(self, folder: Path) -> None:
-        """Write `adapter_config.json`."""
-        write_json(folder / ADAPTER_CONFIG, self.content())
 
 
 def trains_adapters(config: dict[str, Any]) -> bool:

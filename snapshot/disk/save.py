@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from model.family import LanguageModel
 from model.sharded import reshard
 from snapshot.config_values import value_of
 from snapshot.disk.folder import atomic_snapshot, flush, folder_name, sha256_of, write_json
-from snapshot.disk.model import ADAPTERS, CONFIG, WHOLE, Adapters
+from snapshot.disk.model import ADAPTER_CONFIG, ADAPTERS, CONFIG, WHOLE, Adapters
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState, versions
 from snapshot.disk.tensor_files import TensorFile, create_files, plan_files
 from snapshot.disk.tensors import Part, divide, parts_of_moments, parts_of_weights, shapes_of
@@ -62,7 +62,7 @@ def begin_snapshot(
     def write_rest(folder: Path) -> None:
         save_rest(folder)
         if adapters is not None:
-            adapters.write(folder)
+            write_json(folder / ADAPTER_CONFIG, adapters.content())
         else:
             write_json(folder / CONFIG, model.config.config_json(end_of_text))
         write_json(folder / STATE, {**content, "versions": versions()})
@@ -95,9 +95,9 @@ class Snapshot:
         self._folder = place  # until its temporary name is known
         self._fault: OSError | NumberFault | None = None
         self._stack = ExitStack()
-        self._update_is_next, self._released = Event(), Event()
+        self._released = Event()
         own, gathered = divide(parts, writers.is_main, writers.group is not None)
-        self._parts = deque(sorted(own, key=lambda part: part.bytes))  # short waits for an update
+        self._parts = deque(own)
         """What this process has yet to write."""
         if writers.is_main:
             self._try(partial(self._create, files))
@@ -106,22 +106,20 @@ class Snapshot:
             if writers.is_main and self._fault is None:
                 self._try(partial(whole.write, self._folder, self._file_of))
 
-    def write(self, room: Callable[[], int] | None = None, copy_first: bool = False) -> Path:
+    def write(self, room: Callable[[], int] | None = None) -> Path:
         """Complete it, perhaps in a thread; its folder. Raises OSError and SnapshotError.
 
-        `room()`: bytes that copies may take. Whatever an update would change is first copied if
-        there is room for all that is left; otherwise the update waits until it is written. With
-        `copy_first` everything is copied before anything is written.
+        If copies of all that this process writes fit into `room()` bytes, they are made first, and
+        an update may follow at once. Otherwise it waits until all is written.
         """
-        if copy_first:
-            self._update_is_next.set()
         try:
             with self._stack:
+                self._copy_parts(0 if room is None else room())
                 if self._writers.group is None and not self._writers.is_main:
                     return self._place
                 (name, *_) = self._writers.on_all(self._name_of_folder)
                 self._folder = self._place.with_name(name)
-                self._writers.on_all(lambda: self._write_parts(room))
+                self._writers.on_all(self._write_parts)
                 for digests in self._writers.on_all(self._hash):
                     self._digests |= digests
                 if self._writers.is_main:
@@ -136,7 +134,6 @@ class Snapshot:
 
         `write` must be running in another thread.
         """
-        self._update_is_next.set()
         self._released.wait()
 
     def _create(self, files: Mapping[str, Sequence[TensorFile]]) -> None:
@@ -156,24 +153,19 @@ class Snapshot:
             raise self._fault
         return self._folder.name
 
-    def _write_parts(self, room: Callable[[], int] | None) -> None:
+    def _copy_parts(self, room: int) -> None:
+        if sum(part.bytes_of_copy for part in self._parts) > room:
+            return
+        with suppress(RuntimeError, MemoryError):  # the system does not give as much memory
+            self._parts = deque([part.copied() for part in self._parts])
+            self._released.set()
+
+    def _write_parts(self) -> None:
         while self._parts:
-            if self._update_is_next.is_set() and not self._released.is_set():
-                self._copy_parts(room)
             self._parts.popleft().write(self._folder, self._file_of)  # a copy is freed at once
         self._released.set()
         if self._writers.group is not None:  # another, perhaps on another machine, reads it
             flush(self._folder / file.name for file in self._files)
-
-    def _copy_parts(self, room: Callable[[], int] | None) -> None:
-        needed = sum(part.bytes_of_copy for part in self._parts)
-        if room is None or needed > room():
-            return
-        try:
-            self._parts = deque([part.copied() for part in self._parts])
-        except (RuntimeError, MemoryError):  # the system does not give as much memory
-            return
-        self._released.set()
 
     def _hash(self) -> dict[str, str]:
         """The digests of this process's share of the files, when all have written."""

@@ -26,10 +26,6 @@ from snapshot.errors import SnapshotError, Unresumable
 
 LARGEST_COUNT = 2**24
 """A float32 counter such as AdamW's step cannot count further by ones."""
-SAME_PARAMETERS = (
-    "a run trains the same parameters from its first step to its last. Name what is frozen in "
-    "optim.freeze; to change it, begin another run with model.pretrained=<a snapshot>"
-)
 
 
 @dataclass(frozen=True)
@@ -57,11 +53,6 @@ class Part:
     def is_sharded(self) -> bool:
         """Whether other processes hold the rest of some tensor."""
         return any(map(is_sharded, self.tensors.values()))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its tensors in memory."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def bytes_of_copy(self) -> int:
@@ -188,40 +179,30 @@ def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
     """Raise Unresumable unless what is trained is what the optimizer was made for."""
     updated = {one for group in optimizer.param_groups for one in group["params"]}
     of_model = {**layout.parameters(), **layout.adapters()}
-    if updated - {*of_model.values()}:
+    others = [name for name, one in of_model.items() if one.requires_grad != (one in updated)]
+    others += ["one that the model lacks"] * bool(updated - {*of_model.values()})
+    if others:
         raise Unresumable(
-            "train.py gives the optimizer a parameter that the model lacks (add_param_group), and "
-            "snapshots hold those of the model alone. Make it one of the model, before "
-            "make_optimizer"
+            f"the optimizer updates other parameters than the model trains: {others[0]}. A run "
+            "trains the same parameters of its model from its first step to its last. Name what "
+            "is frozen in optim.freeze; to change it, begin another run with "
+            "model.pretrained=<a snapshot>"
         )
-    for name, parameter in of_model.items():
-        if parameter.requires_grad != (parameter in updated):
-            raise Unresumable(
-                f"{name} has requires_grad={parameter.requires_grad}, unlike when the optimizer "
-                f"was made: {SAME_PARAMETERS}"
-            )
-
-
-def wrong_counts(updates: Iterable[float], step: int, skipped: int) -> list[float]:
-    """Which counts of updates are not those of `step` steps.
-
-    The `skipped` steps, which fp16's loss scaler skipped, need not be among them.
-    """
-    least, most = min(step - skipped, LARGEST_COUNT), min(step, LARGEST_COUNT)
-    return [counted for counted in sorted(updates) if not least <= counted <= most]
 
 
 def refuse_other_counts(layout: Layout, optimizer: Optimizer, step: int, skipped: int) -> None:
     """Raise Unresumable unless the optimizer has counted an update of all parameters a step.
 
-    fp16's loss scaler has skipped `skipped` of them. This waits for the device.
+    fp16's loss scaler has skipped `skipped` of them, perhaps also for the optimizer. This waits for
+    the device.
     """
     states = [optimizer.state.get(one, {}) for one in layout.trained().values()]
     counts = [local_part(state[STEP]).float() for state in states if STEP in state]
     if not counts:
         return
     updates = {*torch.stack([one.to(counts[0].device) for one in counts]).tolist()}
-    if wrong_counts(updates, step, skipped) or len(updates) > 1:
+    least, most = min(step - skipped, LARGEST_COUNT), min(step, LARGEST_COUNT)
+    if len(updates) > 1 or not least <= min(updates) <= most:
         found = " or ".join(f"{counted:g}" for counted in sorted(updates))
         raise Unresumable(
             f"the optimizer has counted {found} updates in {step} steps, so no snapshot could be "

@@ -112,15 +112,8 @@ def without_safetensors(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def packed(folder):
-    (folder / "model.safetensors").rename(folder / "model-Q4_K_M.gguf")
-    (folder / "config.json").unlink()
-
-
 FOLDERS = {
-    "a GGUF file": (packed, "gguf_file='model-Q4_K_M.gguf').save_pretrained('unpacked')"),
-    "only .bin": (without_safetensors, "as pytorch_model.bin and not as safetensors"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+    "only .bin": (without_safetensors, "has no weights as safetensors"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
 }
 

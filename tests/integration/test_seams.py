@@ -143,11 +143,11 @@ def test_a_snapshot_of_other_parameters_than_at_first_is_refused(tmp_path):
     model, optimizer = attempt("adamw")
     update(model, optimizer, 1)
     model.transformer.wpe.weight.requires_grad_(False)
-    with pytest.raises(Unresumable, match=r"wpe\.weight has requires_grad=False, unlike when"):
+    with pytest.raises(Unresumable, match=r"other parameters than the model trains: .*wpe\.weight"):
         save(tmp_path, "adamw", model, optimizer, 1)
     model.transformer.wpe.weight.requires_grad_(True)
     model.transformer.extra = torch.nn.Parameter(torch.ones(()))
-    with pytest.raises(Unresumable, match=r"extra has requires_grad=True, unlike when"):
+    with pytest.raises(Unresumable, match=r"other parameters than the model trains: .*extra"):
         save(tmp_path, "adamw", model, optimizer, 1)
 
 
@@ -315,9 +315,6 @@ def test_verify_says_where_it_could_not_compare(monkeypatch, saved):
     with monkeypatch.context() as absent:
         absent.setattr(comparison, "find_spec", lambda name: None)
         assert "transformers is not installed. Install it" in compare_logits(saved, SIZES)
-    with monkeypatch.context() as large:
-        large.setattr(comparison, "ROOM", 1e12)
-        assert "GB of memory, and " in compare_logits(saved, SIZES)
     with monkeypatch.context() as part:
         part.setattr(comparison, "prefix_of", lambda folder: ADAPTERS)
         assert "the snapshot holds only adapters (LoRA)" in compare_logits(saved, SIZES)

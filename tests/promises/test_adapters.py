@@ -209,9 +209,6 @@ WRONG = {
     "a pattern": (OF_PEFT, ["target_modules"], ".*"),
     "another entry": (OF_PEFT, ["auto_mapping"], {"parent_library": "os"}),
     "a run without adapters": (OF_RUN, ["config", "model", "lora_rank"], None),
-    "a run with other adapters": (OF_RUN, ["config", "model", "lora_rank"], 8),
-    "a run with a larger alpha": (OF_RUN, ["config", "model", "lora_alpha"], 80),
-    "a run with adapters elsewhere": (OF_RUN, ["config", "model", "lora_targets"], ["c_fc"]),
     "a name that is no path": (OF_PEFT, ["base_model_name_or_path"], "x" * 5000),
 }
 

@@ -67,13 +67,12 @@ def main(config, session) -> int:
         return snapshot
 
     def write_late(part, *where) -> None:
-        if pending and threading.current_thread() is not threading.main_thread():
-            snapshot = pending[0]
-            assert snapshot._update_is_next.wait(LONGEST_SECONDS), "no update comes"
-            if snapshot._released.is_set() and lags_left.is_set():  # the first copy
-                lags_left.clear()
-                for _ in range(LAG):
-                    assert lagged.acquire(timeout=LONGEST_SECONDS), "no more updates come"
+        is_copy = bool(pending) and pending[0]._released.is_set()
+        in_background = threading.current_thread() is not threading.main_thread()
+        if is_copy and in_background and lags_left.is_set():  # the first one
+            lags_left.clear()
+            for _ in range(LAG):
+                assert lagged.acquire(timeout=LONGEST_SECONDS), "no more updates come"
         write_part(part, *where)
 
     def forward_and_tell(model, *rest, **named):

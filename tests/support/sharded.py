@@ -1,10 +1,10 @@
 """train.py under FSDP, with a special second snapshot.
 
-python tests/support/sharded.py twice|dies|full|apart key=value ...
+python tests/support/sharded.py twice|dies|full key=value ...
 
 `twice`: the main process gathers and writes every snapshot as well, into the folder `gathered` of
 the run's directory. `dies`: the process of rank 1 is killed while it writes the second snapshot.
-`full`: its disk is full then, as the system says. `apart`: rank 1 has another disk.
+`full`: its disk is full then, as the system says.
 """
 
 from __future__ import annotations
@@ -48,6 +48,4 @@ if __name__ == "__main__":
     begin, writer.begin_snapshot = writer.begin_snapshot, begin_and_gather
     if what in ("dies", "full"):
         write, Part.write = Part.write, write_or_fail
-    if what == "apart" and RANK == "1":
-        writer.snapshots_in = lambda run_dir: run_dir.parent / "another disk"
     command.run_command(train.main)

@@ -158,9 +158,7 @@ class PretrainedModel:
         if start.folder is None and self.has_weights:
             here = accelerator.is_local_main_process
             self.weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
-            # An output layer of its own in the files, although config.json ties it.
-            if decided_by_main(accelerator, lambda: check_weights(base, sizes)):
-                sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
+            run_on_main(accelerator, lambda: check_weights(base, sizes))
         check_described(layout_for(sizes))
         try:
             model = build_empty(sizes, self._add_adapters)

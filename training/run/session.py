@@ -206,6 +206,7 @@ class Session:
             best=self._best,
             adapters=None if self.pretrained is None else self.pretrained.adapters,
             generation=self._generation,
+            own_disks=self._lock.own_disks,
         )
         optimizer.optimizer.register_step_pre_hook(self.release_weights)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)

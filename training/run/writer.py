@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,17 @@ from config.schema import Config, ConfigError
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.family import LanguageModel
-from model.sharded import is_sharded, reshard, writes_shard
+from model.sharded import is_sharded, reshard
 from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
 from snapshot.disk.save import Snapshot, begin_snapshot
 from snapshot.disk.state import RunState, token_unit
 from snapshot.disk.tensors import parts_of_moments, refuse_other_counts
-from snapshot.disk.writers import Writers, find_writers
+from snapshot.disk.writers import Writers, is_coherent
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
-from training.distributed.launcher import is_one_machine, machine_number
-from training.distributed.processes import group_of_threads, raise_if_any_failed
+from training.distributed.launcher import is_one_machine
+from training.distributed.processes import group_of_threads, is_on_any, raise_if_any_failed
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.curves import draw_run
@@ -59,9 +60,9 @@ def room_for_copies() -> int:
 class SnapshotWriter:
     """Writes, hashes and flushes a snapshot while the next steps are computed.
 
-    Forward and backward pass change nothing that it holds. If the first update comes before all is
-    written, the rest is copied, or where memory is short the update waits. Hashing and flushing
-    take place during later steps. The next snapshot waits for the one before.
+    Forward and backward pass change nothing that it holds. It is copied first, or where memory is
+    short the first update waits until it is written. Hashing and flushing take place during later
+    steps. The next snapshot waits for the one before.
     """
 
     def __init__(
@@ -75,8 +76,12 @@ class SnapshotWriter:
         best: BestSnapshot,
         adapters: Adapters | None = None,
         generation: dict[str, Any] | None = None,
+        own_disks: bool = False,
     ) -> None:
-        """`generation` is the content of generation_config.json, if snapshots have one."""
+        """`generation` is the content of generation_config.json, if snapshots have one.
+
+        With `own_disks` other machines do not see the run's directory.
+        """
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
         self.is_settled = True
@@ -87,7 +92,7 @@ class SnapshotWriter:
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
-        self._writers = writers_of(accelerator, bare_model, self._root, seconds)
+        self._writers = writers_of(accelerator, bare_model, self._root, seconds, own_disks)
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self._stream: torch.Stream | None = None
         self._step, self._unit = 0, "token"
@@ -255,9 +260,7 @@ class SnapshotWriter:
     ) -> None:
         """Write the snapshot of a step, prune and publish, in the thread."""
         with stream or nullcontext():
-            # Copying from a device is faster than writing: the update seldom waits then.
-            copy_first = stream is not None
-            self._report.last_snapshot = snapshot.write(room_for_copies, copy_first)
+            self._report.last_snapshot = snapshot.write(room_for_copies)
         self._report.durable_seconds.append(time.perf_counter() - begun)
         self.prune(step)
         if publish is not None:
@@ -286,15 +289,19 @@ class SnapshotWriter:
         return f"{reason} {self._report.newest_snapshot()}"
 
 
-def writers_of(accelerator: Accelerator, model: nn.Module, root: Path, seconds: float) -> Writers:
+def writers_of(
+    accelerator: Accelerator, model: nn.Module, root: Path, seconds: float, own_disks: bool
+) -> Writers:
     """The processes that write the snapshots of a model. Every process must call this.
 
-    Without an answer for so many seconds a process counts as gone.
+    Each writes what it holds of a sharded model; the main process alone where machines have
+    `own_disks`, or a file system that may mix what they write. Without an answer for so many
+    seconds a process counts as gone.
     """
-    is_main, rank = accelerator.is_main_process, accelerator.process_index
-    sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
-    if not sharded:
-        return Writers(is_main, rank)
-    has_parts = any(map(writes_shard, sharded))
-    group = partial(group_of_threads, seconds)
-    return find_writers(group, is_main, rank, root, machine_number(), has_parts)
+    alone = Writers(accelerator.is_main_process, accelerator.process_index)
+    if not any(map(is_sharded, model.parameters())):
+        return alone
+    cannot_share = not is_one_machine() and (own_disks or not is_coherent(root))
+    if is_on_any(accelerator, cannot_share):
+        return alone
+    return replace(alone, group=group_of_threads(seconds))

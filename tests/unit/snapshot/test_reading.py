@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from disks import as_anybody
-from sealed import seal
 from small_snapshots import trained, write
 from snapshot.disk.checking import check_snapshot
-from snapshot.disk.folder import atomic_snapshot, newest_verified, snapshot_folders
-from snapshot.disk.load import file_by_name
+from snapshot.disk.folder import (
+    atomic_snapshot,
+    manifest_entries,
+    newest_verified,
+    snapshot_folders,
+)
+from snapshot.disk.load import files_of
 from snapshot.errors import SnapshotError
-from snapshot.source import newest_snapshot
+from snapshot.source import find
 from snapshot.start import choose_start
 from store.kinds import named_repo
 
@@ -45,7 +49,7 @@ def test_what_file_managers_leave_in_a_snapshot_does_no_harm(run_dir, name):
         (folder / name).write_bytes(b"\0\0\0\1Bud1")
         check_snapshot(folder)
     (run_dir / "snapshots" / name).write_bytes(b"")
-    assert newest_snapshot(run_dir).name == "step-00000002"
+    assert find(str(run_dir)).fetch().path.name == "step-00000002"
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -63,18 +67,11 @@ def test_a_model_that_is_downloaded_in_part_names_what_is_missing(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / files[0])
     words = rf"lacks {files[1]}, which .* in part\? Fetch the rest with `hf download .* {tmp_path}`"
     with pytest.raises(SnapshotError, match=words):
-        file_by_name(tmp_path, "model")
+        files_of(tmp_path, "model")
     for name in (files[1], "model-more.safetensors"):
         save_file({"b": torch.zeros(1)}, tmp_path / name)
     with pytest.raises(SnapshotError, match=r"model-more\.safetensors is not among the files that"):
-        file_by_name(tmp_path, "model")
-
-
-def test_a_file_manager_s_leftovers_are_no_part_of_a_snapshot(tmp_path):
-    with atomic_snapshot(tmp_path, "step-00000001") as folder:
-        (folder / ".DS_Store").write_bytes(b"")
-        (folder / "state.json").write_text("{}")
-    assert ".DS_Store" not in (tmp_path / "step-00000001" / "manifest.json").read_text()
+        files_of(tmp_path, "model")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +92,7 @@ def test_an_unreadable_run_is_not_one_without_snapshots(run_dir, tmp_path, monke
     with as_anybody():
         looks = [
             lambda: choose_start(run_dir, "auto"),
-            lambda: newest_snapshot(run_dir),
+            lambda: find(str(run_dir)).fetch(),
             lambda: choose_start(tmp_path / "new", str(run_dir / "snapshots")),
         ]
         if closed == ".":
@@ -111,56 +108,12 @@ def test_two_writers_of_one_snapshot_mix_nothing(tmp_path):
     def build_both() -> None:
         with atomic_snapshot(tmp_path, "step-00000001") as slow:
             (slow / "state.json").write_text("slow")
+            (slow / ".DS_Store").write_bytes(b"")  # is no part of it
             with atomic_snapshot(tmp_path, "step-00000001") as fast:
                 (fast / "state.json").write_text("fast")
             assert (slow / "state.json").read_text() == "slow"
 
     build_both()
     assert (tmp_path / "step-00000001" / "state.json").read_text() == "slow"
+    assert manifest_entries(tmp_path / "step-00000001").keys() == {"state.json"}
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-
-
-def count(folder: Path, value: float, most: int = 10**9) -> None:
-    """Let the optimizer have counted so many updates, of at most so many parameters."""
-    path = folder / "optimizer.safetensors"
-    tensors = load_file(path)
-    names = sorted(name for name in tensors if name.endswith(".step"))
-    tensors |= {name: torch.tensor(value) for name in names[:most]}
-    save_file(tensors, path, metadata={"format": "pt"})
-    seal(folder)
-
-
-COUNTS = [
-    (float("nan"), "has counted nan updates"),
-    (-2.0, "has counted -2 updates"),
-    (1.0, "is of step 2, but its optimizer has counted 1 updates"),
-    (1.5, "has counted 1.5 updates"),
-    (3.0, "has counted 3 updates"),
-]
-
-
-@pytest.mark.parametrize(("value", "sentence"), COUNTS)
-def test_a_wrong_count_of_updates_is_refused_and_an_older_one_is_used(run_dir, value, sentence):
-    good, folder = (run_dir / "snapshots" / f"step-0000000{step}" for step in (1, 2))
-    count(folder, value, 1)
-    with pytest.raises(SnapshotError, match=sentence):
-        check_snapshot(folder)
-    assert newest_snapshot(run_dir) == good
-    start = choose_start(run_dir, "auto")
-    assert start.folder == good
-    assert "skipped" in start.warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("step", "skipped", "counted"),
-    [(5, 0, 5), (5, 3, 2), (5, 5, 0), (5, 3, 4), (2**24 + 9, 0, 2**24), (2**24 + 9, 2, 2**24)],
-)
-def test_updates_that_a_loss_scaler_skipped_are_not_missed(run_dir, step, skipped, counted):
-    """Nor those beyond 2**24, from where a float32 that counts by ones stays."""
-    folder = run_dir / "snapshots" / "step-00000002"
-    state = json.loads((folder / "state.json").read_text())
-    state |= {"skipped_steps": skipped, "step": step}
-    (folder / "state.json").write_text(json.dumps(state))
-    count(folder, float(counted))
-    folder = folder.rename(folder.with_name(f"step-{step:08d}"))
-    assert check_snapshot(folder).step == step

@@ -20,8 +20,9 @@ from snapshot.disk.folder import verify
 from snapshot.disk.save import Snapshot
 from snapshot.disk.tensor_files import TensorFile, create_files, plan_files
 from snapshot.disk.tensors import Part
-from snapshot.disk.writers import Writers, find_writers
+from snapshot.disk.writers import Writers
 from snapshot.errors import NumberFault
+from training.run.writer import writers_of
 
 SCRIPT = runs.ROOT / "tests" / "support" / "sharded.py"
 HYBRID = {"parallelism_config_dp_shard_size": 2}
@@ -116,15 +117,6 @@ def test_a_full_disk_under_one_writer_costs_one_snapshot(small, tmp_path):
     assert len(runs.losses(tmp_path / "run")) == 30
 
 
-@pytest.mark.thorough
-def test_processes_without_a_common_disk_gather(small, tmp_path):
-    result = launched(tmp_path, "apart", *small, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stdout + result.stderr
-    for step in (10, 20, 30):
-        verify(runs.snapshot(tmp_path / "run", step))
-    assert not (tmp_path / "another disk").exists()
-
-
 LATE = ["model.dropout=0.1"]
 
 
@@ -215,8 +207,6 @@ class Threads:
     def __init__(self, monkeypatch, count: int) -> None:
         self.count, self.rows = count, [None] * count
         self.barrier = threading.Barrier(count)
-        monkeypatch.setattr(Writers, "count", count)
-        monkeypatch.setattr(Writers, "end", lambda _: None)
         monkeypatch.setattr(Writers, "_gather", lambda writers, row: self.gather(writers, row))
 
     def gather(self, writers: Writers, row: object) -> list:
@@ -259,47 +249,32 @@ def test_an_error_of_one_process_is_that_of_all(monkeypatch):
     assert on_all(lambda rank: rank) == [[0, 1]] * 2
 
 
-def writers_in(
-    monkeypatch, roots: list[Path], machines: tuple[int, ...], has_parts: tuple[bool, ...]
-) -> list[bool]:
-    """Whether each of several processes finds that each writes."""
-    threads = Threads(monkeypatch, len(roots))
-
-    def process(rank: int) -> Writers:
-        def group() -> Threads:
-            threads.barrier.wait()
-            return threads
-
-        place = roots[rank], machines[rank]
-        return find_writers(group, rank == 0, rank, *place, has_parts[rank])
-
-    return [writers.group is not None for writers in threads.run(process)]
-
-
-def test_each_writes_where_all_who_have_shards_share_a_disk(tmp_path, monkeypatch):
-    here, there = tmp_path / "here", tmp_path / "there"
-    there.mkdir()
-    both = (True, True)
-    assert writers_in(monkeypatch, [here, here], (0, 0), both) == [True] * 2
-    assert writers_in(monkeypatch, [here, there], (0, 1), both) == [False] * 2
-    # Hybrid sharding: the second machine's replica is not written, so it needs no common disk.
-    places, machines = [here, here, there], (0, 0, 1)
-    assert writers_in(monkeypatch, places, machines, (True, True, False)) == [True] * 3
-    assert writers_in(monkeypatch, [here, here], (0, 1), both) == [True] * 2
-    monkeypatch.setattr(writers, "is_coherent", lambda _: False)  # a network file system
-    assert writers_in(monkeypatch, [here, here], (0, 1), both) == [False] * 2
-    assert writers_in(monkeypatch, [here, here], (0, 0), both) == [True] * 2
-    assert not list(here.iterdir())
-    assert not list(there.iterdir())
-
-
-def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):
-    network = tmp_path / "nfs"
-    (network / "run").mkdir(parents=True)
-    (tmp_path / "out").symlink_to(network / "run")
-    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
-    mounts.append(SimpleNamespace(mountpoint=str(network), fstype="nfs4"))
+@pytest.mark.parametrize(
+    ("machines", "own_disks", "file_system", "shares"),
+    [
+        (1, False, "nfs4", True),
+        (2, False, "ext4", True),
+        (2, False, "nfs4", False),  # it may mix what two machines write
+        (2, True, "ext4", False),
+    ],
+)
+def test_each_writes_where_all_share_a_disk(
+    tmp_path, monkeypatch, machines, own_disks, file_system, shares
+):
+    """Also where a link leads to that disk."""
+    (tmp_path / "disk" / "run").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "run")
+    mounts = [("/", "ext4"), (str(tmp_path / "disk"), file_system)]
+    mounts = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
     monkeypatch.setattr(writers.psutil, "disk_partitions", lambda all: mounts)
-    assert writers.is_coherent(tmp_path / "snapshots")
-    assert not writers.is_coherent(network / "run" / "snapshots")
-    assert not writers.is_coherent(tmp_path / "out" / "snapshots")
+    for name, value in {
+        "is_one_machine": lambda: machines == 1,
+        "is_on_any": lambda _, here: here,
+        "group_of_threads": lambda seconds: "group",
+        "is_sharded": lambda parameter: True,
+    }.items():
+        monkeypatch.setattr(f"training.run.writer.{name}", value)
+    accelerator = SimpleNamespace(is_main_process=True, process_index=0)
+    model, root = torch.nn.Linear(1, 1), tmp_path / "out" / "snapshots"
+    found = writers_of(accelerator, model, root, 1.0, own_disks)
+    assert (found.group == "group") == shares

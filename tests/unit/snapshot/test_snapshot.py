@@ -13,7 +13,6 @@ from model.gpt import GPT, GPTConfig
 from small_snapshots import SHAPE, state_at, trained, write
 from snapshot.disk.folder import (
     atomic_snapshot,
-    newest_verified,
     prune,
     read_json,
     remove_leftovers,
@@ -24,7 +23,6 @@ from snapshot.disk.load import restore
 from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import plan_files
 from snapshot.errors import SnapshotError
-from snapshot.start import choose_start
 from training.run.start import refuse_other_run
 from training.step import make_optimizer
 
@@ -122,23 +120,6 @@ def test_another_format_version_is_refused(tmp_path):
         (folder / "state.json").write_text(json.dumps({**content, "format_version": found}))
         with pytest.raises(SnapshotError, match=sentence):
             read_state(folder)
-
-
-def test_a_run_from_another_s_snapshot_has_its_own_id(tmp_path):
-    named = write(tmp_path / "old" / "snapshots", 1, *trained(1))
-    start = choose_start(tmp_path / "new", str(named))
-    assert start.folder == named
-    assert start.state.run_id != "run"
-    assert start.state.origin is not None
-
-
-def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    write(first / "snapshots", 1, *trained(1))
-    named = write(second / "snapshots", 5, *trained(5))
-    with pytest.raises(SnapshotError, match="is already further, at step 1"):
-        choose_start(first, str(named))
-    assert newest_verified(first / "snapshots")[0].name == "step-00000001"
 
 
 def test_another_activation_is_another_run():

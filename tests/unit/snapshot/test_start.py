@@ -1,0 +1,129 @@
+"""What an attempt begins from: its own newest, a named snapshot, or what all machines can have."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hubs
+import runs
+from config.compose import load_config
+from small_snapshots import trained, write
+from snapshot.disk.folder import manifest_sha256, newest_verified
+from snapshot.errors import SnapshotError
+from snapshot.start import choose_start
+from store.errors import StoreUnreachable
+from training.run.run_dir import RunLock
+from training.run.start import Chosen
+
+STEP = '{"event": "train", "step": 1, "loss": 1.0}\n'
+BEGUN = '{"time": "2026-11-28T10:00:00Z", "event": "start", "step": 0, "text": "from scratch"}\n'
+
+
+@pytest.mark.parametrize(
+    ("metrics", "snapshots", "warning"),
+    [
+        (None, 0, None),
+        ("", 0, None),
+        (BEGUN, 0, None),  # killed, or refused, between its first line and its first step
+        (STEP, 0, "there is no snapshot in"),
+        (STEP, 1, None),
+    ],
+)
+def test_a_run_that_begins_again_says_so_if_it_had_steps(tmp_path, metrics, snapshots, warning):
+    RunLock().acquire(tmp_path)
+    assert (tmp_path / "snapshots").is_dir()
+    if metrics is not None:
+        (tmp_path / "metrics.jsonl").write_text(metrics)
+    if snapshots:
+        write(tmp_path / "snapshots", 1, *trained(1))
+    start = choose_start(tmp_path, "auto")
+    assert (start.folder is not None) == bool(snapshots)
+    assert [warning in said for said in start.warnings] == [True] * (warning is not None)
+
+
+def test_snapshots_that_are_gone_are_missed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(STEP)
+    RunLock().acquire(tmp_path)
+    with pytest.raises(SnapshotError, match=r"there is no snapshot in .*move .* away"):
+        choose_start(tmp_path, "auto")
+    assert (tmp_path / "metrics.jsonl").read_text() == STEP
+
+
+def test_a_run_from_another_s_snapshot_has_its_own_id(tmp_path):
+    named = write(tmp_path / "old" / "snapshots", 1, *trained(1))
+    start = choose_start(tmp_path / "new", str(named))
+    assert start.folder == named
+    assert start.state.run_id != "run"
+    assert start.state.origin is not None
+
+
+def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    write(first / "snapshots", 1, *trained(1))
+    named = write(second / "snapshots", 5, *trained(5))
+    with pytest.raises(SnapshotError, match="is already further, at step 1"):
+        choose_start(first, str(named))
+    assert newest_verified(first / "snapshots")[0].name == "step-00000001"
+
+
+def for_all(seconds: float = 5.0):
+    return replace(hubs.store(seconds), for_all=True)
+
+
+@pytest.mark.parametrize("uploaded", [[], [20], [20, 30]], ids=str)
+def test_machines_with_disks_of_their_own_begin_from_what_the_store_has(
+    near_hub, finished_run, tmp_path, uploaded
+):
+    """The machine may have been killed after a snapshot and before its upload."""
+    if uploaded:
+        hubs.seed(near_hub, *(runs.snapshot(finished_run, step) for step in uploaded))
+    run_dir = shutil.copytree(finished_run, tmp_path / "first")
+    start = choose_start(run_dir, "auto", for_all())
+    if not uploaded:
+        assert (start.state.step, start.remote) == (30, None)
+        return  # the other machines refuse to begin without it
+    assert (start.state.step, start.fetched) == (uploaded[-1], uploaded == [20])
+    other = choose_start(tmp_path / "other", "auto", for_all())
+    assert (other.state.step, other.fetched) == (uploaded[-1], True)
+    assert manifest_sha256(other.folder) == manifest_sha256(start.folder)
+    assert start.remote is not None
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_without_the_store_no_machine_begins(near_hub, finished_run, is_down):
+    """The same command may succeed later: a loop tries it again."""
+    hubs.seed(near_hub, runs.snapshot(finished_run, 20))
+    near_hub.down() if is_down else near_hub.fault("tree", "status", status=503, times=None)
+    with pytest.raises(StoreUnreachable, match="holds a snapshot of this run"):
+        choose_start(finished_run, "auto", for_all(1.0))
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("run.name=run", "copy it here, give hub.url, or one run.dir on a shared disk"),
+        (
+            "hub.url=s3://mine/run",
+            "copy it here, or start on the first machine alone until it is in s3://mine/run",
+        ),
+        (
+            "snapshot.resume=/nowhere/step-00000030",
+            "copy it here, or put it on a disk that all machines share",
+        ),
+    ],
+)
+def test_a_machine_that_lacks_the_snapshot_says_what_to_do(finished_run, tmp_path, key, remedy):
+    config = load_config([f"run.dir={tmp_path / 'own disk'}", key])
+    identity = manifest_sha256(runs.snapshot(finished_run, 30))
+    is_named = key.startswith("snapshot.resume")
+    place = key.partition("=")[2] if is_named else "step-00000030"
+    chosen = Chosen(identity, place, remote=None)
+    with pytest.raises(SnapshotError) as caught:
+        chosen.on_other_machine(config, fetches=True)
+    root = Path("/nowhere") if is_named else tmp_path / "own disk" / "snapshots"
+    folder = root / "step-00000030"
+    assert str(caught.value) == f"{folder} is missing or damaged on this machine: {remedy}."
