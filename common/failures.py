@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import re
-import time
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -28,7 +25,7 @@ from huggingface_hub.utils import parse_ratelimit_headers
 from common.printable import printable, redact_urls
 
 TRANSIENT_STATUSES = (408, 409, 425, 429)
-"""Below 500; above, only 501 lasts: the server lacks what is asked for."""
+"""Below 500; above, only 501 lasts: the server lacks what is requested."""
 XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 """In the errors of hf_xet, which are of built-in types."""
 WRAPPERS = (RuntimeError, LocalEntryNotFoundError)
@@ -40,12 +37,10 @@ LASTING = (
     *(FileMetadataError, LocalTokenNotFoundError, OfflineModeIsEnabled),
 )
 """Raised before a request, or for an answer that is not what the client knows."""
-NO_ANSWER = "no answer in time"
-NO_CREDENTIALS = re.compile("Credential|ClientAuthentication|ProfileNotFound|TokenRetrieval")
-"""In the names of errors of the libraries for S3, GCS and Azure, which last as well."""
 LASTING_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOSYS)
-HIDDEN_DELAY = "hidden_retry_after"
-"""The extension of a response with a delay that common/hub_client.py hides from the Hub client."""
+NO_CREDENTIALS = re.compile("Credential|ClientAuthentication|ProfileNotFound|TokenRetrieval")
+"""In the names of errors of the libraries for S3, GCS and Azure, which need not be installed."""
+NO_ANSWER = "no answer in time"
 
 
 class Failure(Exception):
@@ -70,11 +65,6 @@ class Failure(Exception):
         super().__init__(printable(message))
         self.short, self.retry_after, self.timed_out = short, retry_after, timed_out
         self.status, self.cause = status, cause or self
-
-    @property
-    def is_xet(self) -> bool:
-        """Whether the Hub's storage answered: hf_xet tells nothing but the status."""
-        return self.status is not None and getattr(self.cause, "response", None) is None
 
 
 class Unanswered(Failure):
@@ -129,22 +119,12 @@ def _of_type(cause: BaseException) -> Failure:
 
 
 def retry_after(response: Any) -> float | None:
-    """The seconds that a response asks to wait, by the Hub's own header or by Retry-After.
-
-    Retry-After is a number or a date. None without them.
-    """
-    if (hidden := getattr(response, "extensions", {}).get(HIDDEN_DELAY)) is not None:
-        return float(hidden)
+    """The seconds that a response asks to wait, by the Hub's own header or by Retry-After."""
     limit = parse_ratelimit_headers(response.headers)
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
-    value = response.headers.get("Retry-After", "")
-    with suppress(ValueError):
-        if math.isfinite(seconds := float(value)):
-            return max(0.0, seconds)
-    with suppress(ValueError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    return None
+    value = response.headers.get("Retry-After", "").strip()
+    return float(value) if value.isdecimal() else None
 
 
 def short_text(text: object) -> str:

@@ -1,9 +1,11 @@
-"""The loop that repeats requests, of texts and of snapshots alike."""
+"""Requests of texts and of snapshots: given up when their time is over, and repeated."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from common.failures import Failure
@@ -14,6 +16,20 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 """The longest delay that a server may ask for."""
 BRIEF_DELAY_SECONDS = 2.0
 """The longest delay of `wait_briefly`: four tries within four seconds."""
+
+
+def in_background(request: Callable[[], Answer]) -> Future[Answer]:
+    """Run a request in a thread that may be given up, and does not keep the process alive."""
+    answer: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="request", daemon=True).start()
+    return answer
 
 
 def wait_briefly(failure: Failure, waited: float, delay: float) -> None:

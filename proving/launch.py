@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from snapshot.disk.folder import folder_name, read_json, snapshots_in
-from store.records import METRICS
+from store.latest import METRICS
 from training.distributed.launcher import (
     is_local_main_process,
     is_main_process,

@@ -174,7 +174,7 @@ def _list(options: argparse.Namespace) -> int:
     if rows:
         return 0
     lack = f"{source.name} holds no snapshot that can be read. Name a run's folder."
-    return _warn(f"not whole: {lack if contents is None else contents.lack}")
+    return _warn(f"not whole: {lack if contents is None else NoneWhole(contents, ())}")
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -36,7 +36,6 @@ from store.fetch import (
     download,
     fetch_newest,
     read_store,
-    twice,
 )
 from store.hub import Hub
 from store.kinds import named_store
@@ -117,9 +116,7 @@ class Source:
                 raise SnapshotError(f"{name} has {file.size:,} bytes, {limit}.")
             if is_small or (wanted is INFERENCE and WEIGHTS.fullmatch(name)):
                 digests[name] = file.sha256
-        # Without commits a file may have been replaced, and no digest tells: no cache is trusted.
-        again = not self.contents.store.has_commits
-        work = partial(twice, partial(download, self.contents, digests, again=again))
+        work = partial(download, self.contents, digests)
         return Fetched(with_retries(work), self.contents)
 
 

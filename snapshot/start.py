@@ -29,11 +29,9 @@ from store.errors import (
     StoreOffline,
     StoreRefused,
     StoreUnreachable,
-    Unsupported,
 )
 from store.fetch import Contents, Fetched, NoneWhole, StateCheck, fetch_newest, read_store
-from store.latest import Latest
-from store.records import METRICS
+from store.latest import METRICS, Latest
 from store.store import Store
 
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
@@ -215,8 +213,7 @@ def _read_or_create(own: RunStore) -> Contents:
     contents = None
     with suppress(StoreMissing):
         contents = read_store(store)
-    # Refused now and not at the first upload. A start needs no answer, and some servers give none.
-    with suppress(StoreUnreachable, Unsupported):
+    with suppress(StoreUnreachable):  # a token that is refused is reported now, not at an upload
         store.check_token()
     if contents is None:
         store.create(own.private)
@@ -240,8 +237,7 @@ def _refuse_contents(own: RunStore, contents: Contents) -> None:
     if own.private and not contents.head.private:
         raise SnapshotError(
             f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
-            "Make it private, name another, or allow it with hub.private=false (a server without "
-            "private repos needs that)."
+            "Make it private, name another, or allow it with hub.private=false."
         )
     if refusal := contents.refusal():
         raise SnapshotError(refusal)

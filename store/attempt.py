@@ -1,16 +1,8 @@
 """The uploads of one attempt to a store: whether it may, what it adds, and what it deletes.
 
-snapshots/step-00001000-3f2a1b2c/...    the newest snapshots, with their attempt's id
-latest.json                             the newest step, run, attempt, generation
-metrics.jsonl                           the run's records (store/records.py)
-
-And in a repo, whose top people look at:
-
-config.json model.safetensors tokenizer*.json    the newest one again, for from_pretrained
-README.md curves.png                             the model card
-
-Anybody may put other files there, even into the folder of a snapshot: an upload deletes only what
-the manifest of a snapshot names.
+It adds a snapshot (store/latest.py says where), and to the top of a repo, which people look at as
+at a model, its model again for from_pretrained, README.md and curves.png. It deletes only what the
+manifest of a snapshot names: anybody may put other files there, even into a snapshot's folder.
 """
 
 from __future__ import annotations
@@ -49,7 +41,7 @@ from store.latest import (
     snapshot_folders,
     utc,
 )
-from store.store import LARGEST_MANIFEST_BYTES, Addition, Head, RemoteFile, Store, Transfer
+from store.store import Addition, Head, RemoteFile, Store, Transfer
 
 CURVES = "curves.png"
 Entries = Mapping[str, tuple[int, str]]
@@ -98,6 +90,8 @@ class Upload:
     card: Card
     best: Best | None = None
     """The snapshot with the lowest held-out loss so far, if that is kept."""
+    queued_at: float = 0.0
+    """By time.monotonic()."""
 
     @property
     def step(self) -> int:
@@ -196,11 +190,13 @@ class Attempt:
         try:
             latest = self._store.latest(head)
         except SnapshotError as error:  # it may be that of an attempt that lives
+            raise StoreRefused(f"{error}. Restore that file.", LATEST) from error
+        if latest is None and (foreign := self._store.foreign_file(head.files)):
             raise StoreRefused(
-                f"{error}, so it is unknown which attempt owns {self._store.name}. Restore that "
-                "file.",
-                LATEST,
-            ) from error
+                f"{self._store.name} holds {foreign} and no {LATEST}, so no run of this project is "
+                f"known to own it. Restore {LATEST}, or empty it.",
+                "not this run's",
+            )
         if self.fence.is_stale(latest, self._latest):
             # A repo's own commit is known to be there. Files are as they are: an attempt that was
             # fenced may have written latest.json after us.
@@ -301,13 +297,10 @@ class Attempt:
     def _entries(self, folder: str, head: Head) -> Entries:
         """The manifest of a folder; empty without a valid one. Raises StoreError and OSError."""
         path = f"{folder}/{MANIFEST}"
-        file = head.files.get(path)
-        if file is None or file.size > LARGEST_MANIFEST_BYTES:
-            return {}
-        content = self._store.read(head, path, file.size)
-        with suppress(SnapshotError):
-            return entries_in(parse_json(content, path), path)
-        return {}  # somebody else's
+        if path in head.files:
+            with suppress(SnapshotError):  # somebody else's
+                return entries_in(parse_json(self._store.read(head, path), path), path)
+        return {}
 
     def _older_at_the_top(
         self, before: Latest | None, head: Head, add: Collection[str]

@@ -1,7 +1,7 @@
-"""What a store holds at a commit, and downloads of its snapshots, verified before they are used.
+"""Reads a store: what it holds at one moment, and downloads, verified before they are used.
 
 Only files whose names a manifest may list are downloaded, and only if they have the manifest's
-sizes. The snapshot's folder becomes visible when all of it is verified.
+sizes. A snapshot becomes visible here when all of it is verified.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -20,17 +21,26 @@ from snapshot.disk.folder import (
     MANIFEST,
     TEMPORARY_PREFIX,
     atomic_folder,
+    entries_in,
     folder_name,
     make_way,
-    manifest_entries,
+    parse_json,
     remove_folder,
     sha256_of,
 )
 from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import NoFile, NoRevision
-from store.latest import FOLDER, WRITTEN_BY_010, Latest, folders_in, remote_step
-from store.store import BRANCH, LARGEST_MANIFEST_BYTES, Head, RemoteFile, Store
+from store.latest import (
+    FOLDER,
+    LARGEST_METRICS_BYTES,
+    METRICS,
+    WRITTEN_BY_010,
+    Latest,
+    folders_in,
+    remote_step,
+)
+from store.store import BRANCH, Head, RemoteFile, Store
 
 PARTIAL = f"{TEMPORARY_PREFIX}download"
 """The folder of an unfinished download, below the snapshots. A start removes it."""
@@ -76,19 +86,10 @@ class Contents:
         by_commit = self.commit and self.revision != folder
         return f"{self.store.url}@{self.commit if by_commit else folder}"
 
-    @property
-    def lack(self) -> str:
-        """A sentence for a store without snapshots."""
-        reason = "" if self.fault is None else f": {self.fault}"
-        return f"there is no snapshot in {self.name}{reason}."
-
     def folders(self) -> list[str]:
         """Its snapshot folders, the one of latest.json first, then the newest first."""
-        folders = folders_in(self.files)
-        if self.latest is not None and self.latest.folder in folders:
-            folders.remove(self.latest.folder)
-            folders.insert(0, self.latest.folder)
-        return folders
+        newest = "" if self.latest is None else self.latest.folder
+        return sorted(folders_in(self.files), key=lambda folder: folder != newest)
 
     def refusal(self) -> str | None:
         """Why a run may not use the store: it holds something that no run uploaded.
@@ -127,32 +128,39 @@ def read_store(store: Store, revision: str = BRANCH) -> Contents:
 
 
 def download(
-    contents: Contents,
-    digests: Mapping[str, str | None],
-    target: Path | None = None,
-    again: bool = False,
+    contents: Contents, digests: Mapping[str, str | None], target: Path | None = None
 ) -> Path:
     """Download files to their paths below `target`, or a cache, and verify them; that folder.
 
-    `digests` has the SHA-256 of each, or None where the caller verifies it. With `again`, what is
-    there is replaced. Raises SnapshotError for a damaged file, StoreError, DiskFault for the Hub
-    client's cache, and OSError for any other folder.
+    `digests` has the SHA-256 of each, or None where the store tells none. What is damaged, here or
+    in transit, is downloaded again. Raises SnapshotError if that does not help, StoreError, and
+    OSError for a folder that cannot be written.
     """
+
+    def damaged() -> list[str]:
+        return [path for path, one in digests.items() if one and sha256_of(here / path) != one]
+
+    # Without commits a file may have been replaced, and no digest tells: no copy is trusted.
+    again = not contents.store.has_commits and None in digests.values()
     here = contents.store.fetch(contents.head, digests, target, again)
-    for path, digest in digests.items():
-        if digest is not None and sha256_of(here / path) != digest:
-            raise SnapshotError(f"the content of {path} in {contents.name} has changed")
+    if paths := damaged():
+        contents.store.fetch(contents.head, paths, target, again=True)
+    if paths and (paths := damaged()):
+        raise SnapshotError(f"{contents.name}: the content of {paths[0]} has changed")
     return here
 
 
-def twice(work: Callable[..., Path]) -> Path:
-    """`work()`, and `work(again=True)` if something is damaged, perhaps in transit."""
-    try:
-        return work()
-    except (DiskFault, OtherRun):
-        raise
-    except SnapshotError:
-        return work(again=True)
+def fetch_metrics(contents: Contents, folder: Path) -> Path | None:
+    """Download the metrics that a store has to `folder`; None if it has none.
+
+    Their lines have not been checked. Raises SnapshotError for a file that is too large, StoreError
+    and OSError if the download fails.
+    """
+    if METRICS not in contents.files:
+        return None
+    if (size := contents.files[METRICS].size) > LARGEST_METRICS_BYTES:
+        raise SnapshotError(f"{METRICS} of {contents.name} has {size:,} bytes")
+    return contents.store.fetch(contents.head, [METRICS], folder) / METRICS
 
 
 def fetch(
@@ -173,7 +181,7 @@ def fetch(
     """
     target = None if root is None else root / PARTIAL
     try:
-        here = twice(partial(_download, contents, folder, target, wanted, refuse))
+        here = _download(contents, folder, target, wanted, refuse)
         if root is None or wanted is not ALL:
             return here
         final = root / folder_name(remote_step(folder))
@@ -188,6 +196,7 @@ def fetch(
         raise
     except OSError as error:
         remedy = "Free some space there" if is_full(error) else "Make that folder writable"
+        remedy += "" if root else ", or set HF_HOME to another"
         raise DiskFault(
             f"{folder} of {contents.name} cannot be written to {root or constants.HF_HOME}: "
             f"{error.strerror}. {remedy}."
@@ -200,31 +209,30 @@ def _download(
     target: Path | None,
     wanted: re.Pattern[str],
     refuse: StateCheck | None,
-    again: bool = False,
 ) -> Path:
     """Download the wanted files of a snapshot and verify them; their folder."""
     place, inside = f"{folder} of {contents.name}", f"{folder}/"
     files = contents.files.items()
     listed = {path.removeprefix(inside): file for path, file in files if path.startswith(inside)}
-    manifest = listed.get(MANIFEST)
-    if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
-        raise SnapshotError(f"{place} has no {MANIFEST} of a valid size")
-    here = download(contents, {inside + MANIFEST: None}, target, again) / folder
+    if MANIFEST not in listed:
+        raise SnapshotError(f"{place} has no {MANIFEST}")
+    manifest = contents.store.read(contents.head, inside + MANIFEST)
+    entries = entries_in(parse_json(manifest, f"{MANIFEST} of {place}"), place)
+    if missing := sorted({STATE, *entries} - (listed.keys() & entries.keys())):
+        raise SnapshotError(f"{place}: {missing[0]} is missing, or not in the manifest")
+    for name, (size, digest) in entries.items():
+        if listed[name].size != size or listed[name].sha256 not in (digest, None):
+            raise SnapshotError(f"{place}: {name} is not as its manifest says")
+    here = Path()
     try:
-        entries = manifest_entries(here)
-        if missing := sorted({STATE, *entries} - (listed.keys() & entries.keys())):
-            raise SnapshotError(f"{place}: {missing[0]} is missing, or not in the manifest")
-        for name, (size, digest) in entries.items():
-            if listed[name].size != size or listed[name].sha256 not in (digest, None):
-                raise SnapshotError(f"{place}: {name} is not as its manifest says")
         if refuse is not None:
-            download(contents, {inside + STATE: entries[STATE][1]}, target, again)
+            here = download(contents, {inside + STATE: entries[STATE][1]}, target) / folder
             _check_state(contents, folder, read_state(here), refuse)
-        names = filter(wanted.fullmatch, entries)
-        is_whole = wanted is ALL  # which `check_snapshot` verifies, several files at once
-        digests = {inside + name: None if is_whole else entries[name][1] for name in names}
-        download(contents, digests, target, again)
-        if is_whole:
+        digests = {name: digest for name, (_, digest) in entries.items() if wanted.fullmatch(name)}
+        digests[MANIFEST] = sha256(manifest).hexdigest()
+        named = {inside + name: digest for name, digest in digests.items()}
+        here = download(contents, named, target) / folder
+        if wanted is ALL:
             check_snapshot(here)
         elif wanted is INFERENCE:
             check_model(here)
@@ -248,9 +256,11 @@ class NoneWhole(SnapshotError):
     """A store has no whole snapshot."""
 
     def __init__(self, contents: Contents, faults: tuple[str, ...]) -> None:
-        reasons = "; ".join(dict.fromkeys(faults))
-        what = f"none of the snapshots in {contents.name} is whole: {reasons}."
-        super().__init__(what if faults else contents.lack)
+        what = f"there is no snapshot in {contents.name}"
+        reasons = [contents.fault] if contents.fault else []
+        if faults:
+            what, reasons = f"none of the snapshots in {contents.name} is whole", [*faults]
+        super().__init__(": ".join(filter(None, [what, "; ".join(dict.fromkeys(reasons))])) + ".")
         self.faults = faults
 
 
@@ -284,30 +294,28 @@ def fetch_newest(
     Where one is not whole, the store is read again: one that was pruned meanwhile has a successor.
     Raises NoneWhole, DiskFault, StoreError, and what `refuse` raises.
     """
-    before, heads = contents.latest, 1
-    faults: tuple[str, ...] = ()
-    left = [folder for folder in contents.folders() if remote_step(folder) > after]
-    while left:
-        folder = left.pop(0)
-        try:
-            work = partial(fetch, contents, folder, root, wanted, refuse)
-            return Fetched(with_retries(work), contents, folder, faults)
-        except (DiskFault, OtherRun):
-            raise
-        except (SnapshotError, NoFile, NoRevision) as error:
-            store = contents.store
-            now = with_retries(partial(read_store, store, contents.revision))
-            if now.files == contents.files:
-                faults = (*faults, str(error).rstrip("."))
+    run_id = None if contents.latest is None else contents.latest.run_id
+    for _ in range(MOST_HEADS):
+        faults: tuple[str, ...] = ()
+        for folder in contents.folders():
+            if remote_step(folder) <= after:
                 continue
-            if heads == MOST_HEADS:
-                raise SnapshotError(
-                    f"{store.name} pruned {heads} snapshots, each while it was downloaded. "
-                    "Let its run keep more of them (hub.keep), or upload less often "
-                    "(hub.min_interval_seconds)."
-                ) from error
-            contents, faults, heads = now, (), heads + 1
-            left = [folder for folder in now.folders() if remote_step(folder) > after]
-            if before is not None and (now.latest is None or now.latest.run_id != before.run_id):
-                left = []  # another run has replaced this one
-    raise NoneWhole(contents, faults)
+            try:
+                path = with_retries(partial(fetch, contents, folder, root, wanted, refuse))
+                return Fetched(path, contents, folder, faults)
+            except (DiskFault, OtherRun):
+                raise
+            except (SnapshotError, NoFile, NoRevision) as error:
+                faults = (*faults, str(error).rstrip("."))
+                now = with_retries(partial(read_store, contents.store, contents.revision))
+                if now.files != contents.files:
+                    break
+        else:
+            raise NoneWhole(contents, faults)
+        contents = now
+        if run_id and (now.latest is None or now.latest.run_id != run_id):
+            raise NoneWhole(now, ("another run has replaced this one",))
+    raise SnapshotError(
+        f"{contents.store.name} pruned {MOST_HEADS} snapshots, each while it was downloaded. Let "
+        "its run keep more of them (hub.keep), or upload less often (hub.min_interval_seconds)."
+    )

@@ -1,4 +1,10 @@
-"""`latest.json`: the newest snapshot of a store, and the run and attempt that it belongs to."""
+"""What lies where in a store, and `latest.json`: its newest snapshot, of which run and attempt.
+
+snapshots/step-00001000-3f2a1b2c/...    a snapshot, with its attempt's id; whole when it has its
+                                        manifest.json
+latest.json                             the newest one, its run, attempt and generation
+metrics.jsonl                           the figures of every step, and what happened to the run
+"""
 
 from __future__ import annotations
 
@@ -11,10 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from snapshot.disk.folder import DIGEST, LARGEST_STEP, MANIFEST, matches, parse_json
+from snapshot.disk.folder import DIGEST, LARGEST_STEP, MANIFEST, between, matches, parse_json
 from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"
+METRICS = "metrics.jsonl"
+LARGEST_METRICS_BYTES = 256 << 20
+"""The metrics of more than a million steps."""
 FORMAT_VERSION = 2
 SNAPSHOTS = "snapshots"
 """The folder of a store that holds its snapshots."""
@@ -27,8 +36,8 @@ SHAPE = {
     "folder": re.compile(FOLDER.pattern.removesuffix("/[^/]+")),
     "manifest_sha256": DIGEST,
     **dict.fromkeys(("machine", "time"), str),
-    "best_step": int,
-    "best_loss": (None, float),
+    "best_step": range(LARGEST_STEP + 1),
+    "best_loss": (None, between(0.0, sys.float_info.max)),
 }
 """Of its JSON, for `matches`."""
 WRITTEN_BY_010 = "was written by 0.1.0: train on from its weights"
@@ -82,11 +91,7 @@ def read_latest(file: bytes, name: str) -> Latest:
     found: Any = {} if version is None else {key: content.get(key) for key in SHAPE}
     if not matches(found, SHAPE) or remote_step(found["folder"]) != found["step"]:
         raise SnapshotError(f"{LATEST} of {name} is not one of this project's")
-    latest = Latest(**found)
-    # What is below all losses, or cannot be compared, would stay the best for good.
-    loss = -1.0 if latest.best_loss is None else latest.best_loss
-    has_best = 0 < latest.best_step <= LARGEST_STEP and 0 <= loss <= sys.float_info.max
-    return latest if has_best else latest.without_best()
+    return Latest(**found)
 
 
 def latest_as_bytes(latest: Latest) -> bytes:

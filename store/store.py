@@ -7,19 +7,24 @@ store is a class like this one and a row of `KINDS` in store/kinds.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub.utils._xet import abort_xet_session
+
+from common.retries import Answer, in_background
 from snapshot.errors import SnapshotError
-from store.errors import Unsupported
+from store.errors import translate
 from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
 BRANCH = "main"
-LARGEST_LATEST_BYTES = 10_000
-LARGEST_MANIFEST_BYTES = 4 << 20
+LARGEST_JSON_BYTES = 4 << 20
+"""Of latest.json and of a manifest."""
 PREFIX = "hf://"
 """A prefix that marks a name as one of the Hub, whatever this disk holds."""
+SLOWEST_BYTES_PER_SECOND = 250_000
+"""A transfer may last as long as its bytes need at this speed, and the timeout of a request."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,12 @@ class Transfer:
 
 
 class Store(ABC):
-    """A store. Every method raises StoreError."""
+    """A store. Every method raises StoreError, and OSError for a fault of this machine's disk."""
 
     name: str
     """What messages call it."""
+    server: str
+    """Who answers for it, for messages."""
     url: str
     """What names it in `snapshot.resume`, as in `hf://me/run`."""
     key: str
@@ -85,7 +92,7 @@ class Store(ABC):
         """`timeout`: seconds that a request waits for data."""
         self.timeout = timeout
         self.notes: list[str] = []
-        """Sentences for the user about what could not be done beside an upload."""
+        """Sentences for the user about what could not be done in addition to an upload."""
         self._noted: set[str] = set()
 
     def note(self, text: str) -> None:
@@ -94,13 +101,38 @@ class Store(ABC):
             self._noted.add(text)
             self.notes.append(text)
 
+    def ask(self, request: Callable[[], Answer], carried: int = 0) -> Answer:
+        """What a request returns. It is given up after some time: few clients do so.
+
+        `carried`: how many bytes it transfers, which take some time more.
+        """
+        try:
+            return in_background(request).result(self.timeout + carried / SLOWEST_BYTES_PER_SECOND)
+        except Exception as error:
+            if isinstance(error, TimeoutError):
+                abort_xet_session()  # an upload through Xet has no limit of its own
+            raised = self.translated(error)
+            if raised is error:
+                raise
+            raise raised from error
+
+    def translated(self, error: Exception) -> Exception:
+        """The StoreError of the right kind for the error of a client."""
+        return translate(error, self.name, self.key, self.server)
+
     @abstractmethod
     def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
         """What it holds now; `known` itself where nothing was published since that was read."""
 
+    def read(self, head: Head, path: str) -> bytes:
+        """A small JSON file. Raises SnapshotError for one of an absurd size."""
+        if (size := head.files[path].size) > LARGEST_JSON_BYTES:
+            raise SnapshotError(f"{path} of {self.name} has {size:,} bytes")
+        return self.read_small(head, path)
+
     @abstractmethod
-    def read(self, head: Head, path: str, most: int) -> bytes:
-        """A small file, of which at most `most` bytes are read. May raise OSError, too."""
+    def read_small(self, head: Head, path: str) -> bytes:
+        """A file, without a place on a disk."""
 
     @abstractmethod
     def fetch(
@@ -109,7 +141,7 @@ class Store(ABC):
         """Download files, and return the folder that they are in, under their own paths.
 
         They go to `folder`, or without one to a cache: for a repo, that of the Hub client. Files
-        that are there are not downloaded, except `again`. Raises OSError, too.
+        that are there are not downloaded, except `again`.
         """
 
     @abstractmethod
@@ -128,9 +160,9 @@ class Store(ABC):
     def create(self, private: bool) -> None:
         """Create it if it does not exist."""
 
+    @abstractmethod
     def remove(self) -> None:
         """Remove it and all that it holds, if it exists. Only for one that the caller created."""
-        raise Unsupported(f"{self.name} can be removed by its own tools alone.")
 
     def beside(self, suffix: str) -> str:
         """The URL of another store next to it, whose name ends with `suffix`."""
@@ -163,14 +195,6 @@ class Store(ABC):
         """
         if LATEST not in head.files:
             return None
-        if head.files[LATEST].size > LARGEST_LATEST_BYTES:
-            raise SnapshotError(f"{LATEST} of {self.name} has {head.files[LATEST].size:,} bytes")
-        try:
-            latest = self._read_latest(head)
-        except SnapshotError:  # perhaps damaged in transit
-            latest = self._read_latest(head)
+        latest = read_latest(self.read(head, LATEST), self.name)
         has_best = latest.best_step in map(remote_step, folders_in(head.files))
         return latest if has_best else latest.without_best()
-
-    def _read_latest(self, head: Head) -> Latest:
-        return read_latest(self.read(head, LATEST, LARGEST_LATEST_BYTES), self.name)

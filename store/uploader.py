@@ -6,12 +6,10 @@ the spool: what was not uploaded stays there, and the next start uploads it firs
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,11 +75,12 @@ class Uploader:
         self._store, self._policy = target.store, target.policy
         self._attempt = Attempt(target)
         self._changed = threading.Condition()
-        self._waiting: list[Upload] = []
+        self._queue: list[Upload] = []
+        """The snapshots to upload, in their order: milestones, and the newest."""
         self._in_flight: Upload | None = None
         self._flushing = False
         """Whether the end of the run waits for uploads."""
-        self._is_last_try = self._refused_while_flushing = False
+        self._is_last_try = self._has_given_up = False
         """Whether the newest try began in a flush, and whether it was refused."""
         self._off = False
         self._failure: StoreError | None = None
@@ -89,8 +88,9 @@ class Uploader:
         self._warned: set[str] = set()
         """Kinds of failures that were reported since the last upload."""
         self._step = None if target.known_latest is None else target.known_latest.step
-        self._queued_at: dict[int, float] = {}
-        self._last_commit = -math.inf
+        self._queued_at: float | None = None
+        """When the snapshot of that step was queued."""
+        self._next_upload_at = 0.0
         self._messages: list[str] = []
         self._sent = Transfer()
         disable_progress_bars()  # those of the Hub client would break our progress line
@@ -100,23 +100,23 @@ class Uploader:
         """Queue a finished snapshot. It replaces one that still waits, but no milestone."""
         with self._changed:
             if not self._off:
-                upload = Upload(folder, card, best)
-                self._waiting = [*filter(self._is_milestone, self._waiting), upload]
-                self._queued_at[upload.step] = time.monotonic()
+                self._queue = [one for one in self._queue if self._must_stay(one)]
+                self._queue.append(Upload(folder, card, best, time.monotonic()))
                 self._changed.notify_all()
+
+    def _must_stay(self, upload: Upload) -> bool:
+        return upload is self._in_flight or self._policy.is_milestone(upload.step)
 
     def pending_folders(self) -> set[Path]:
         """Snapshot folders that must stay until they are uploaded."""
         with self._changed:
-            uploads = [upload for upload in (*self._waiting, self._in_flight) if upload]
-            best = {upload.best.folder for upload in uploads if upload.best}
-            return {folder for folder in best if folder} | {upload.folder for upload in uploads}
+            best = {upload.best.folder for upload in self._queue if upload.best}
+            return {folder for folder in best if folder} | {one.folder for one in self._queue}
 
     def status(self) -> UploadStatus:
         """How far the store lags behind."""
         with self._changed:
-            since = self._queued_at.get(self._step) if self._step is not None else None
-            age = None if since is None else time.monotonic() - since
+            age = None if self._queued_at is None else time.monotonic() - self._queued_at
             was_read = self._attempt.was_read
             return UploadStatus(self._step, age, self._failure, self._off, was_read, self._sent)
 
@@ -135,120 +135,89 @@ class Uploader:
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
-            while not (self._refused_while_flushing or self._is_done()):
+            while self._queue and not self._has_given_up:
                 left = end - time.monotonic()
                 if left <= 0 or not more():
                     break
                 self._changed.wait(min(left, 0.5))
-            return self._is_done()
-
-    def _is_done(self) -> bool:
-        return not self._waiting and self._in_flight is None
-
-    def _is_milestone(self, upload: Upload) -> bool:
-        return self._policy.is_milestone(upload.step)
+            return not self._queue
 
     def _work(self) -> None:
         """Upload until this attempt is fenced."""
         while not self._off:
-            with suppress(BaseException):  # any at all (hf_xet can panic): none may end the thread
-                try:
-                    failure = self._upload_next()
-                except BaseException as error:
-                    self._try_later(error)
-                else:
-                    self._end_upload(failure)
+            try:
+                self._upload_next()
+            except BaseException:  # any at all (hf_xet can panic): none may end the thread
+                time.sleep(FIRST_DELAY_SECONDS)
 
-    def _end_upload(self, failure: StoreError | None) -> None:
-        """The snapshot is uploaded, or will not be."""
-        with self._changed:
-            self._failure, self._in_flight = failure, None
-            self._refused_while_flushing, self._delay = False, FIRST_DELAY_SECONDS
-            self._changed.notify_all()
-
-    def _upload_next(self) -> StoreError | None:
-        """Wait for a snapshot and upload it; why it will not be uploaded, if so.
-
-        Raises any error after which it is tried again.
-        """
+    def _upload_next(self) -> None:
+        """Wait for a snapshot, upload it, and wait after an error."""
         upload = self._next()
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
             self._notify(str(error))
             with self._changed:
-                self._off, self._waiting = True, []
-            return StoreError(str(error), "another uploads")
-        except (SnapshotError, OSError) as error:
-            # Full temporary folders and the like may pass: the snapshot itself is still there.
-            is_about_disk = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-            if is_about_disk and (upload.folder / MANIFEST).is_file():
-                raise
-            self._notify(f"step {upload.step} is not uploaded: {error}. The next one is tried.")
-            return StoreError(str(error), f"step {upload.step} not readable")
+                self._off, self._queue = True, []
+            self._end(upload, StoreError(str(error), "another uploads"))
+        except BaseException as error:
+            if _is_lost(upload, error):
+                self._notify(f"step {upload.step} is not uploaded: {error}. The next one is tried.")
+                short = f"step {upload.step} not readable"
+                self._end(upload, StoreError(str(error), short))
+            else:
+                self._try_later(upload, error)
+        else:
+            with self._changed:
+                self._sent += sent
+                self._step, self._queued_at = upload.step, upload.queued_at
+                self._next_upload_at = time.monotonic() + self._policy.min_interval
+                self._warned.clear()
+            self._end(upload, None)
         finally:
             while self._store.notes:
                 self._notify(self._store.notes.pop(0))
-        self._note_uploaded(upload, sent)
-        return None
-
-    def _try_later(self, error: BaseException) -> None:
-        """Wait after an error; the second in turn is reported, and one that lasts at once."""
-        if self._is_done():  # nothing waits, so nothing has failed
-            self._pause(FIRST_DELAY_SECONDS)
-            return
-        if not isinstance(error, StoreError):
-            error = StoreError(repr(error), type(error).__name__)
-        is_refusal, is_first = isinstance(error, StoreRefused), self._failure is None
-        with self._changed:
-            self._failure = error
-            self._refused_while_flushing = self._is_last_try and is_refusal
-            upload = self._in_flight or self._waiting[-1]
-            self._changed.notify_all()
-        unharmed = f"Training continues; snapshots stay in {upload.folder.parent}"
-        if is_refusal:
-            every = f"the upload is tried every {REPROBE_SECONDS / 60:.0f} minutes"
-            self._warn_once(error, f"uploads wait: {error} {unharmed}, and {every}.")
-            self._pause(REPROBE_SECONDS)
-            return
-        if not is_first and not isinstance(error, StoreMoved):
-            reason = str(error).rstrip(".")
-            self._warn_once(error, f"uploads wait: {reason}. {unharmed}; retries continue.")
-        pause = max(self._delay * JITTER.uniform(0.5, 1.5), error.retry_after or 0.0)
-        self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)
-        self._pause(min(pause, LONGEST_DELAY_SECONDS))
-
-    def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
-        with self._changed:
-            self._sent += sent
-            self._warned.clear()
-            self._last_commit = time.monotonic()
-            self._step = upload.step
-            self._queued_at = {
-                step: since for step, since in self._queued_at.items() if step >= upload.step
-            }
 
     def _next(self) -> Upload:
-        """Wait for the next snapshot to upload: the one that failed, unless a newer one waits.
-
-        Milestones are uploaded in any case, in their order.
-        """
+        """Wait for the next snapshot to upload; without milestones, the newest."""
         with self._changed:
-            while (left := self._seconds_until_upload()) > 0:
+            while not self._queue:
+                self._changed.wait()
+            while not self._flushing and (left := self._next_upload_at - time.monotonic()) > 0:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
-            if self._waiting and not (self._in_flight and self._is_milestone(self._in_flight)):
-                self._in_flight = self._waiting.pop(0)
-            self._is_last_try = self._flushing
-            assert self._in_flight is not None
+            self._in_flight = None  # one that failed gives way to a newer one
+            *earlier, newest = self._queue
+            self._queue = [*filter(self._must_stay, earlier), newest]
+            self._in_flight, self._is_last_try = self._queue[0], self._flushing
             return self._in_flight
 
-    def _seconds_until_upload(self) -> float:
-        """Infinite if no snapshot waits."""
-        if self._is_done():
-            return math.inf
-        if self._flushing:
-            return 0.0
-        return self._last_commit + self._policy.min_interval - time.monotonic()
+    def _end(self, upload: Upload, failure: StoreError | None) -> None:
+        """The snapshot is uploaded, or will not be."""
+        with self._changed:
+            self._queue = [one for one in self._queue if one is not upload]
+            self._failure, self._in_flight = failure, None
+            self._has_given_up, self._delay = False, FIRST_DELAY_SECONDS
+            self._changed.notify_all()
+
+    def _try_later(self, upload: Upload, error: BaseException) -> None:
+        """Wait after an error; the second in turn is reported, and one that lasts at once."""
+        if not isinstance(error, StoreError):
+            error = StoreError(repr(error), type(error).__name__)
+        lasts, is_first = isinstance(error, StoreRefused), self._failure is None
+        with self._changed:
+            self._failure = error
+            self._has_given_up = self._is_last_try and lasts
+            self._changed.notify_all()
+        if lasts or not (is_first or isinstance(error, StoreMoved)):
+            again = f"every {REPROBE_SECONDS / 60:.0f} minutes" if lasts else "again"
+            self._warn_once(
+                error,
+                f"uploads wait: {str(error).rstrip('.')}. Training continues; snapshots stay in "
+                f"{upload.folder.parent}, and the upload is tried {again}.",
+            )
+        pause = max(self._delay * JITTER.uniform(0.5, 1.5), error.retry_after or 0.0)
+        self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)
+        self._pause(REPROBE_SECONDS if lasts else min(pause, LONGEST_DELAY_SECONDS))
 
     def _pause(self, seconds: float) -> None:
         """Wait, but only briefly while the end of the run waits."""
@@ -266,3 +235,14 @@ class Uploader:
     def _notify(self, text: str) -> None:
         with self._changed:
             self._messages.append(text)
+
+
+def _is_lost(upload: Upload, error: BaseException) -> bool:
+    """Whether the snapshot itself is damaged or gone.
+
+    Full temporary folders and the like may pass: the snapshot is still there then.
+    """
+    if not isinstance(error, SnapshotError | OSError):
+        return False
+    is_of_disk = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+    return not (is_of_disk and (upload.folder / MANIFEST).is_file())

@@ -21,7 +21,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import hubs
 import runs
 from disks import Tmpfs, mounted
-from loopback_hub import ALL, Deviations, LoopbackHub
+from loopback_hub import LoopbackHub
 
 TESTS = Path(__file__).parent
 
@@ -145,11 +145,9 @@ def a_run(finished_run, tmp_path):
 
 
 @pytest.fixture
-def hub(tmp_path, request):
-    """A loopback Hub without a repo; a parameter says what it does not have."""
-    deviations = getattr(request, "param", Deviations())
-    use_xet = deviations != ALL
-    with LoopbackHub(tmp_path / "hub", deviations=deviations, use_xet=use_xet) as hub:
+def hub(tmp_path):
+    """A loopback Hub without a repo."""
+    with LoopbackHub(tmp_path / "hub") as hub:
         yield hub
 
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -145,7 +144,7 @@ def bucket_of_another_run(hub) -> None:
 
 def bucket_of_notes(hub) -> None:
     hub.create_bucket("me/notes", True)
-    Bucket("hf://buckets/me/notes", 60.0).write("notes.txt", BytesIO(b"mine"))
+    Bucket("hf://buckets/me/notes", 60.0).write("notes.txt", b"mine")
 
 
 def write_curves(hub) -> None:

@@ -79,7 +79,7 @@ class Client:
         """The requests of an upload follow."""
         self.fault, self.requests, self.behind, self.disturbed = fault, 0, 0, False
 
-    def ask(self, apply: Callable[[], object]):
+    def answer(self, apply: Callable[[], object]):
         """The answer to a request, unless it is the one with a fault."""
         self.requests += 1
         fault = self.fault
@@ -115,20 +115,20 @@ class MemoryRepo(Client, Hub):
         self.shared, self.attempt, self._unneeded = shared, attempt, set()
 
     def create(self, private: bool) -> None:
-        self.ask(lambda: None)
+        self.answer(lambda: None)
 
     def _commit_of(self, revision: str = BRANCH) -> tuple[str, bool]:
-        return self.ask(lambda: (f"{self.seen():040x}", True))
+        return self.answer(lambda: (f"{self.seen():040x}", True))
 
     def _files(self, commit: str) -> dict[str, RemoteFile]:
         content = self.shared.versions[int(commit, 16)]
-        return self.ask(lambda: {path: listed(one, True) for path, one in content.items()})
+        return self.answer(lambda: {path: listed(one, True) for path, one in content.items()})
 
-    def read(self, head: Head, path: str, most: int) -> bytes:
-        return self.ask(lambda: self.shared.versions[int(head.token, 16)][path])
+    def read_small(self, head: Head, path: str) -> bytes:
+        return self.answer(lambda: self.shared.versions[int(head.token, 16)][path])
 
     def _upload_contents(self, additions) -> Transfer:
-        return self.ask(Transfer)
+        return self.answer(Transfer)
 
     def _commit(self, operations, message: str, head: Head) -> str:
         add, delete = {}, set()
@@ -147,8 +147,10 @@ class MemoryRepo(Client, Hub):
             self.behind = 0
             return f"{len(self.shared.versions) - 1:040x}"
 
-        self._refuse_moved(head)
-        return self.ask(apply)
+        return self.answer(apply)
+
+    def tag(self, name: str, head: Head) -> None:
+        pass
 
     def _refs(self) -> set[str]:
         return set()
@@ -167,36 +169,35 @@ class MemoryFiles(Client, Files):
         self.shared, self.attempt = shared, attempt
 
     def create(self, private: bool) -> None:
-        self.ask(lambda: None)
+        self.answer(lambda: None)
 
     def list_files(self) -> dict[str, int]:
-        return self.ask(
+        return self.answer(
             lambda: {path: len(one) for path, one in self.shared.versions[self.seen()].items()}
         )
 
-    def read_bytes(self, path: str, start: int, end: int) -> bytes:
+    def read_small(self, head: Head, path: str) -> bytes:
         def apply() -> bytes:
             try:
                 return self.shared.versions[self.seen()][path]
             except KeyError:
                 raise NoFile(f"{path} is gone") from None
 
-        return self.ask(apply)
+        return self.answer(apply)
 
-    def write(self, path: str, source) -> str:
-        content = source.read()
+    def write(self, path: str, source: Path | bytes) -> None:
+        content = source if isinstance(source, bytes) else source.read_bytes()
 
         def apply() -> None:
             self.shared.change(self.attempt, {path: content}, set(), self.disturbed)
             self.behind = 0
 
-        self.ask(apply)
-        return hashlib.sha256(content).hexdigest()
+        self.answer(apply)
 
     def delete(self, path: str) -> None:
         if path not in self.shared.now:
             raise NoFile(f"{path} is gone")
-        self.ask(lambda: self.shared.change(self.attempt, {}, {path}, False))
+        self.answer(lambda: self.shared.change(self.attempt, {}, {path}, False))
 
 
 def listed(content: bytes, with_digest: bool) -> RemoteFile:

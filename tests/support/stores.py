@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlencode
@@ -154,7 +153,7 @@ class HubBucket(OfTheHub):
         return self.bucket.read(path)
 
     def put(self, path: str, content: bytes) -> None:
-        self.open().write(path, BytesIO(content))
+        self.open().write(path, content)
 
     def remove(self, path: str) -> None:
         self.bucket.put(path, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from config.schema import Config
-from store.records import METRICS
+from store.latest import METRICS
 from training.distributed.launcher import draw_into_files
 from training.reporting.console import Console
 from training.reporting.metrics import scan

@@ -21,7 +21,7 @@ from common.printable import printable, redact_urls
 from config.schema import ConfigError
 from snapshot.disk.folder import write_whole
 from snapshot.errors import SnapshotError
-from store.records import LARGEST_BYTES
+from store.latest import LARGEST_METRICS_BYTES
 
 Record = dict[str, Any]
 FIGURES = ("train", "eval", "sample")
@@ -112,7 +112,7 @@ def metrics_up_to(path: Path, step: int) -> bytes:
     Raises OSError, and ConfigError if the file is no metrics file or too long to be uploaded.
     """
     content = b"".join(line for _, line in lines_up_to(path, step))
-    if len(content) > LARGEST_BYTES:
+    if len(content) > LARGEST_METRICS_BYTES:
         raise ConfigError(f"{path} has {len(content):,} bytes, over the limit of an upload")
     return content
 

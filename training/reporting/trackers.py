@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from config.schema import Config, ConfigError
 from config.stored import as_plain
-from store.records import METRICS
+from store.latest import METRICS
 from training.reporting.console import Console
 from training.reporting.metrics import Record, read_metrics
 

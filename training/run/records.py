@@ -19,7 +19,8 @@ from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from store.attempt import Best
 from store.errors import StoreError
-from store.records import METRICS, fetch_metrics
+from store.fetch import fetch_metrics
+from store.latest import METRICS
 from training.reporting.console import Console
 from training.reporting.metrics import (
     Events,

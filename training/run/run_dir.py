@@ -23,7 +23,7 @@ from config.stored import CONFIG_FILE, read_config
 from snapshot.disk.folder import TEMPORARY_PREFIX, manifest_entries, snapshot_folders, snapshots_in
 from snapshot.errors import SnapshotError
 from snapshot.start import has_steps
-from store.records import METRICS
+from store.latest import METRICS
 from training.distributed.launcher import is_local_main_process, is_one_machine
 from training.distributed.processes import decided_by_main, is_on_any, run_on_all
 from training.exits import exit_code_in

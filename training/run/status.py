@@ -13,8 +13,7 @@ from config.schema import ConfigError
 from snapshot.errors import SnapshotError
 from snapshot.source import find
 from store.fetch import Contents
-from store.latest import utc
-from store.records import METRICS
+from store.latest import METRICS, utc
 from store.store import BRANCH
 from training.exits import MEANINGS, exit_code_in
 from training.reporting.console import duration

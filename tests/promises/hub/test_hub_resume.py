@@ -13,13 +13,8 @@ import torch
 
 import hubs
 import runs
-from loopback_hub import ALL, Deviations
 from training.reporting.metrics import read_events
 
-AT_ANY_SERVER = pytest.mark.parametrize(
-    "hub", [Deviations(), ALL], ids=["huggingface.co", "another server"], indirect=True
-)
-"""The second differs from huggingface.co in all that we have met."""
 STEPS = 30
 """As many as `finished_run` has, which is the run without a disturbance."""
 
@@ -102,7 +97,6 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     assert hub.count("reconstruction") == 2  # weights and optimizer
 
 
-@AT_ANY_SERVER
 @pytest.mark.thorough
 def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
     hubs.seed(hub, runs.snapshot(finished_run, 30))
@@ -194,7 +188,6 @@ def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small,
     hubs.assert_always_whole(hub)
 
 
-@AT_ANY_SERVER
 def test_a_damaged_repo_is_passed_over_and_said(finished_run, small, tmp_path, hub):
     hubs.seed(hub, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
     repo = hub.repo(hubs.REPO)

@@ -95,7 +95,7 @@ def test_files_older_than_the_first_upload_are_not_overwritten(near_hub, repo, f
     uploads = hubs.uploader(between)
     uploads.offer(newest := runs.snapshot(finished_run, 30), hubs.card(newest))
     assert not uploads.flush(30)
-    assert "me/run holds config.json and no latest.json" in " ".join(uploads.messages())
+    assert "me/run holds NOTES.md and no latest.json" in " ".join(uploads.messages())
     assert_untouched(near_hub, files, commits=2)
 
 

@@ -7,9 +7,7 @@ import itertools
 import os
 import random
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +16,6 @@ from huggingface_hub.utils import get_session
 
 import hubs
 import runs
-from common import hub_client as http
 from loopback_hub import LoopbackHub
 from store.attempt import Best
 from store.files import Bucket
@@ -104,7 +101,7 @@ def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run
 @pytest.mark.parametrize(
     ("function", "call"),
     [
-        *[(name, 1) for name in ("_next", "_upload_next", "_note_uploaded", "_end_upload")],
+        *[(name, 1) for name in ("_next", "_upload_next", "_end")],
         # Between a commit and its tag. After the first, the repo is no longer nobody's.
         *[("is_milestone", call) for call in (1, 2)],
     ],
@@ -131,24 +128,3 @@ def test_no_request_is_cut_off_when_the_store_is_named_again():
     assert client.timeout.read == 5.0
     Hub(hubs.REPO, 6.0)
     assert get_session().timeout.read == 6.0
-
-
-def test_threads_that_open_a_store_at_once_share_one_client(monkeypatch):
-    """A second client would close the first, with the requests that it has in flight."""
-    made, real = [], http.set_client_factory
-
-    def slow(factory):
-        made.append(factory)
-        time.sleep(0.05)  # the other threads arrive meanwhile
-        real(factory)
-
-    monkeypatch.setattr(http, "set_client_factory", slow)
-    barrier = threading.Barrier(8)
-
-    def open_store(_):
-        barrier.wait(10)
-        Hub(hubs.REPO, 7.0)
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(open_store, range(8)))
-    assert len(made) == 1

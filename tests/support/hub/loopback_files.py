@@ -97,20 +97,14 @@ def _commit(call: Call) -> Answer:
         title = header["summary"]
     except (ValueError, KeyError, TypeError) as error:
         raise Refusal(400, f"Invalid commit: {error!r}") from error
-    try:
-        commit = repo.apply(
-            call.names["revision"],
-            operations,
-            title,
-            message=header.get("description", ""),
-            author=user,
-            parent=header.get("parentCommit"),
-            ignore_parent="ignore-parent" in call.changes or call.hub.deviations.parent_ignored,
-        )
-    except Refusal as refusal:
-        if refusal.status == 412 and "parent-500" in call.changes:
-            raise Refusal(500, "Internal Error") from refusal
-        raise
+    commit = repo.apply(
+        call.names["revision"],
+        operations,
+        title,
+        message=header.get("description", ""),
+        author=user,
+        parent=header.get("parentCommit"),
+    )
     url = f"{call.hub.endpoint}/{repo.id}/commit/{commit.id}"
     return json_answer({"success": True, "commitOid": commit.id, "commitUrl": url})
 

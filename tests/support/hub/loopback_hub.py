@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import SplitResult
 
 import loopback_buckets  # noqa: F401 - its routes, and those of loopback_repos and loopback_xet
 import loopback_files  # noqa: F401
-from loopback_server import LOOPBACK, ROUTES, Answer, Fault, Refusal, Route, Server, unknown
+from loopback_server import LOOPBACK, ROUTES, Fault, Refusal, Server
 from loopback_store import (
     BUCKETS,
     MAIN,
@@ -56,40 +55,6 @@ class Token:
     is_good: bool = True
 
 
-@dataclass(frozen=True)
-class Deviations:
-    """Each was met at a self-hosted server; none by default."""
-
-    no_error_codes: bool = False
-    """Errors come without X-Error-Code and X-Error-Message."""
-    no_whoami: bool = False
-    no_paths_info: bool = False
-    parent_ignored: bool = False
-    """A commit goes on top of whatever the head is."""
-    prefixed_hashes: bool = False
-    """Listings have `sha256:` before a large file's digits."""
-    long_ids: bool = False
-    """Commit ids have 64 digits, which the client refuses as a parent."""
-    no_deletion: bool = False
-    """Large files cannot be deleted one by one."""
-    no_pull_requests: bool = False
-    """Nothing is said of them among the refs."""
-    private_ignored: bool = False
-    """Every repo is public, whatever its creation asks for."""
-
-    def without(self, endpoint: str) -> bool:
-        """Whether nothing answers there."""
-        missing = {
-            "whoami": self.no_whoami,
-            "paths-info": self.no_paths_info,
-            "lfs-delete": self.no_deletion,
-        }
-        return missing.get(endpoint, False)
-
-
-ALL = Deviations(*[True] * 8)
-
-
 class LoopbackHub(Server):
     """The hub, up from `__enter__` to `__exit__`. Every method may be called from any thread.
 
@@ -102,14 +67,12 @@ class LoopbackHub(Server):
         self,
         folder: Path,
         host: str = LOOPBACK,
-        deviations: Deviations | None = None,
         new_port: bool = False,
         use_xet: bool = True,
     ) -> None:
         super().__init__(host, new_port)
         self.use_xet = use_xet
         """Whether clients use Xet."""
-        self.deviations = deviations or Deviations()
         self.page_size = 1000
         """Lines of a listing in one answer."""
         self.lfs_above = 10 << 20
@@ -189,7 +152,7 @@ class LoopbackHub(Server):
 
     def create(self, repo_id: str, private: bool = True) -> Repo:
         """Make a repo. Raises Refusal where there is one."""
-        repo = Repo(repo_id, self._new_folder(repo_id), private, self.deviations.long_ids)
+        repo = Repo(repo_id, self._new_folder(repo_id), private)
         self._repos[repo_id] = repo
         self.notify()
         return repo
@@ -253,17 +216,6 @@ class LoopbackHub(Server):
         """Script a fault for the requests to an endpoint, * for all, as `Server.fault` does."""
         assert endpoint in {"*", *(route[2] for route in ROUTES)}, endpoint
         return super().fault(endpoint, kind, **details)
-
-    def find(self, method: str, target: SplitResult) -> tuple[str, Route, dict[str, str]]:
-        """Who answers a request: nobody what this server lacks."""
-        found = super().find(method, target)
-        return ("unknown", unknown, {}) if self.deviations.without(found[0]) else found
-
-    def as_sent(self, answer: Answer) -> Answer:
-        """An answer, without error codes if this server has none."""
-        for name in ("X-Error-Code", "X-Error-Message") if self.deviations.no_error_codes else ():
-            answer.headers.pop(name, None)
-        return answer
 
     def token(self, authorization: str | None) -> Token | None:
         """The token of a request. Raises Refusal for one that is unknown or expired."""

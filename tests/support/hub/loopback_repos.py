@@ -65,8 +65,7 @@ def page(call: Call, lines: list[dict[str, Any]]) -> Answer:
 def lfs_of(call: Call, entry: Entry) -> dict[str, Any]:
     """What listings say about a large file."""
     size = len(pointer(entry.sha256, entry.size))
-    prefix = "sha256:" if call.hub.deviations.prefixed_hashes else ""
-    return {"oid": prefix + entry.sha256, "size": entry.size, "pointerSize": size}
+    return {"oid": entry.sha256, "size": entry.size, "pointerSize": size}
 
 
 def as_date(date: datetime) -> str:
@@ -99,7 +98,6 @@ def _create(call: Call) -> Answer:
         error = "You already created this model repo"
         return json_answer({"error": error, **answer}, 409, X_Error_Message=error)
     private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
-    private = private and not call.hub.deviations.private_ignored
     call.hub.create(repo_id, private=private)
     return json_answer(answer)
 
@@ -145,7 +143,7 @@ def _refs(call: Call) -> Answer:
     }
     pulls = [one for one in refs["branches"] if one["name"].startswith(PULL)]
     refs["branches"] = [one for one in refs["branches"] if one not in pulls]
-    if "include_prs" in call.query and not call.hub.deviations.no_pull_requests:
+    if "include_prs" in call.query:
         refs["pullRequests"] = [{**one, "ref": f"refs/{one['name']}"} for one in pulls]
     return json_answer({**refs, "converts": []})
 

@@ -35,15 +35,14 @@ LOOPBACK = "127.0.0.1"
 # Faults
 
 
-MODIFIERS = frozenset({"stale-head", "ignore-parent", "parent-500", "partial"})
+MODIFIERS = frozenset({"stale-head", "partial"})
 """Kinds that change what is answered, but not whether: those of `Call.changes`."""
 KINDS = MODIFIERS | {"refuse", "hang", "reset", "status", "lost-answer", "truncated", "corrupted"}
 """refuse: the connection is closed at once. hang: no answer ever. reset: the connection is reset
 after half of the request's body or, where it has none, after half of the answer's. status: that
 answer, and nothing applied. lost-answer: applied, and the connection closed; with `status`, applied
 and that answer. truncated: half of the announced body. corrupted: some bytes of the body flipped.
-stale-head: main as it was one commit ago. ignore-parent: a commit goes on top of a head that is not
-its parent. parent-500: 500 where 412 is due. partial: the second half of a batch is not applied.
+stale-head: main as it was one commit ago. partial: the second half of a batch is not applied.
 """
 
 
@@ -354,7 +353,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = error_answer(500, "The loopback Hub failed")
         for _ in call.body.blocks():  # so that the next request can follow
             pass
-        return call.hub.as_sent(answer)
+        return answer
 
     def _send(self, answer: Answer, kind: str) -> None:
         """Send an answer, or what is left of it under a fault of a kind."""
@@ -583,10 +582,6 @@ class Server:
     def find(self, method: str, target: SplitResult) -> tuple[str, Route, dict[str, str]]:
         """Who answers a request: the endpoint, the function, and the parts of the path."""
         return route_of(method, target.path)
-
-    def as_sent(self, answer: Answer) -> Answer:
-        """An answer, without what this server does not send."""
-        return answer
 
     def notify(self) -> None:
         """Let those who wait look again."""

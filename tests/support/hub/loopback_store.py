@@ -157,13 +157,12 @@ Operation = Add | AddLarge | Delete
 
 
 class Repo:
-    """One model repo. Commits are named by their ids, 40 hexadecimal digits or 64."""
+    """One model repo. Commits are named by their ids, 40 hexadecimal digits."""
 
-    def __init__(self, repo_id: str, folder: Path, private: bool, long_ids: bool = False) -> None:
+    def __init__(self, repo_id: str, folder: Path, private: bool) -> None:
         self.id, self.private = repo_id, private
         self.gated = False
         """Whether everybody sees what files there are, and nobody may read them."""
-        self._names = hashlib.sha256 if long_ids else hashlib.sha1
         self.owner = repo_id.split("/")[-2]
         self.contents = Contents(folder)
         self._lock = threading.RLock()
@@ -258,11 +257,10 @@ class Repo:
         message: str = "",
         author: str = "",
         parent: str | None = None,
-        ignore_parent: bool = False,
     ) -> Commit:
         """All operations in one commit on top of a branch, or none of them.
 
-        With `parent`, only if the branch is still there (412), unless it is to be ignored.
+        With `parent`, only if the branch is still there (412).
         """
         operations = list(operations)
         for operation in operations:
@@ -271,7 +269,7 @@ class Repo:
             if branch not in self._branches:
                 raise Refusal(404, f"Invalid rev id: {branch}", "RevisionNotFound")
             head = self._commits[self._branches[branch]]
-            if parent is not None and parent != head.id and not ignore_parent:
+            if parent is not None and parent != head.id:
                 raise Refusal(412, "A commit has happened since. Please refresh and try again.")
             files = dict(head.files)
             for operation in operations:
@@ -325,7 +323,7 @@ class Repo:
         oids = {path: entry.git_oid for path, entry in sorted(files.items())}
         # Their number keeps apart what is the same: a commit twice, a branch that goes alike.
         content = json.dumps([oids, parent, title, message, author, len(self._commits)])
-        oid = self._names(content.encode(), usedforsecurity=False).hexdigest()
+        oid = hashlib.sha1(content.encode(), usedforsecurity=False).hexdigest()
         author = author or self.owner
         commit = Commit(oid, parent, title, message, author, datetime.now(UTC), files)
         self._commits[oid] = commit

@@ -13,8 +13,8 @@ import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from snapshot.errors import SnapshotError
-from store.fetch import read_store
-from store.records import METRICS, fetch_metrics
+from store.fetch import fetch_metrics, read_store
+from store.latest import METRICS
 from training.reporting import metrics as metrics_file
 from training.reporting.metrics import (
     LONGEST_TEXT,
@@ -53,7 +53,7 @@ def test_an_upload_has_the_metrics_up_to_its_step(tmp_path, monkeypatch):
     lines = list(map(json.loads, content.splitlines()))
     assert lines == [record for record in read_metrics(path) if record["step"] <= 500]
     assert metrics_up_to(tmp_path / "none", 10) == b""
-    monkeypatch.setattr(metrics_file, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(metrics_file, "LARGEST_METRICS_BYTES", 1000)
     with pytest.raises(ConfigError, match="over the limit of an upload"):
         metrics_up_to(path, 500)
 
@@ -189,7 +189,7 @@ def test_records_that_are_too_large_are_refused(hub, tmp_path, monkeypatch):
     hub.commit_files(hubs.REPO, {METRICS: line})
     contents = read_store(hubs.store().store)
     assert fetch_metrics(contents, tmp_path / "a").read_bytes() == line
-    monkeypatch.setattr("store.records.LARGEST_BYTES", 10)
+    monkeypatch.setattr("store.fetch.LARGEST_METRICS_BYTES", 10)
     with pytest.raises(SnapshotError, match=f"metrics.jsonl of me/run@.* has {len(line)} bytes"):
         fetch_metrics(contents, tmp_path / "b")
 

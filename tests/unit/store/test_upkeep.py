@@ -8,11 +8,10 @@ from transformers import AutoModelForCausalLM
 
 import hubs
 import runs
-from loopback_hub import Deviations, LoopbackHub
-from snapshot.disk.state import read_state
+from loopback_hub import LoopbackHub
 from store.attempt import Best, Card
 from store.hub import Hub
-from store.records import METRICS
+from store.latest import METRICS
 from training.reporting.metrics import read_metrics
 
 
@@ -38,19 +37,14 @@ def test_contents_of_pruned_snapshots_go_and_history_stays(near_hub, repo, snaps
     hubs.assert_always_whole(near_hub)
 
 
-@pytest.mark.parametrize("says", [True, False], ids=["pull requests", "a server without them"])
-def test_what_a_tag_a_branch_or_a_pull_request_holds_is_not_deleted(
-    near_hub, repo, snapshot_of, says
-):
-    near_hub.deviations = Deviations(no_pull_requests=not says)
+def test_what_a_tag_a_branch_or_a_pull_request_holds_is_not_deleted(near_hub, repo, snapshot_of):
     uploads = hubs.uploader(keep=1)
     hubs.upload_each(uploads, snapshot_of(1))
     HfApi().create_tag(hubs.REPO, tag="cited")
     hubs.upload_each(uploads, snapshot_of(2))
     HfApi().create_branch(hubs.REPO, branch="experiment")
-    if says:
-        hubs.upload_each(uploads, snapshot_of(3))
-        HfApi().create_branch(hubs.REPO, branch="pr/1")  # what the loopback hub lists as one
+    hubs.upload_each(uploads, snapshot_of(3))
+    HfApi().create_branch(hubs.REPO, branch="pr/1")  # what the loopback hub lists as one
     hubs.upload_each(uploads, snapshot_of(4))
     assert near_hub.count("lfs-delete") == 0
     hubs.upload_each(uploads, snapshot_of(5))
@@ -103,17 +97,6 @@ def test_a_deletion_that_fails_costs_no_upload(
         assert len([one for one in said if message in one]) == 1
 
 
-@pytest.mark.thorough
-def test_what_could_not_be_deleted_and_is_needed_again_stays(near_hub, repo, snapshot_of):
-    uploads = hubs.uploader(keep=1)
-    near_hub.fault("lfs-delete", "status", status=503)
-    first = snapshot_of(1)
-    hubs.upload_each(uploads, first, snapshot_of(2))
-    hubs.upload_each(uploads, snapshot_of(3), best=Best(1, 1.0, first))
-    assert near_hub.count("lfs-delete") == 1
-    assert_refs_whole(near_hub)
-
-
 def test_nothing_is_deleted_when_another_attempt_committed(
     near_hub, repo, snapshot_of, monkeypatch
 ):
@@ -152,18 +135,6 @@ def test_every_milestone_is_uploaded_and_stays(near_hub, repo, snapshot_of, tmp_
         alone = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "snapshots" / name)
         for one, other in zip(model.parameters(), alone.parameters(), strict=True):
             assert one.equal(other)
-
-
-@pytest.mark.thorough
-def test_a_run_starts_from_a_milestone(near_hub, repo, finished_run, small, tmp_path):
-    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
-    uploads = hubs.uploader(run_id=read_state(snapshots[0]).run_id, milestone_every=10)
-    hubs.upload_each(uploads, *snapshots)
-    begun = [f"run.dir={tmp_path / 'new'}", "snapshot.resume=me/run@step-00000020"]
-    result = runs.train(*small, *begun, "model.dropout=0.1", **near_hub.environment())
-    assert result.returncode == 0, result.stderr
-    assert "me/run@step-00000020, step 20, as snapshot.resume asks" in result.stdout
-    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(tmp_path / "new", 30))
 
 
 @pytest.mark.parametrize("kind", ["status", "lost-answer", "reset"])

@@ -12,7 +12,6 @@ import pytest
 from huggingface_hub.utils._xet import abort_xet_session
 
 import hubs
-import runs
 from common import hub_client as http
 from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
@@ -73,7 +72,7 @@ def test_a_file_at_two_paths_is_uploaded_once(hub, remote, tmp_path):
 def test_an_upload_that_hangs_ends_at_its_deadline(hub, remote, tmp_path, endpoint):
     hub.fault(endpoint, "hang")
     file, begun = weights(tmp_path / "file", 400_000), time.monotonic()
-    with pytest.raises(StoreUnreachable, match=r"0\.4 MB has not ended within 3 seconds"):
+    with pytest.raises(StoreUnreachable, match="no answer in time"):
         upload(remote, file)
     assert time.monotonic() - begun < 30  # huggingface_hub would wait for 300 seconds, or for ever
     upload(remote, file)
@@ -82,7 +81,7 @@ def test_an_upload_that_hangs_ends_at_its_deadline(hub, remote, tmp_path, endpoi
 def test_a_download_that_hangs_ends_at_its_deadline(hub, remote, tmp_path):
     head = upload(remote, weights(tmp_path / "file", 400_000))
     hub.fault("xorb-get", "hang", times=None)
-    with pytest.raises(StoreUnreachable, match="has not ended within 3 seconds"):
+    with pytest.raises(StoreUnreachable, match="no answer in time"):
         remote.fetch(head, head.files, tmp_path / "back")
 
 
@@ -98,17 +97,10 @@ def test_a_slow_upload_within_its_time_is_left_alone(hub, remote, tmp_path):
 @pytest.mark.parametrize(
     ("status", "kind", "message"),
     [
-        (400, StoreRefused, "storage refuses (HTTP 400)"),
-        (
-            401,
-            StoreUnreachable,
-            "storage cannot be reached (HTTP 401)",
-        ),  # the next upload has another token
-        (403, StoreRefused, "storage refuses (HTTP 403)"),
-        (413, StoreRefused, "storage refuses (HTTP 413)"),
-        (429, StoreUnreachable, "storage cannot be reached (HTTP 429)"),
-        (500, StoreUnreachable, "storage cannot be reached (HTTP 500)"),
-        (507, StoreUnreachable, "storage cannot be reached (HTTP 507)"),
+        (401, StoreUnreachable, "cannot be reached (HTTP 401)"),  # the next has another token
+        (403, StoreRefused, "refuses (HTTP 403)"),
+        (429, StoreUnreachable, "cannot be reached (HTTP 429)"),
+        (507, StoreUnreachable, "cannot be reached (HTTP 507)"),
     ],
 )
 def test_each_answer_of_the_storage_has_a_kind(hub, tmp_path, status, kind, message):
@@ -176,20 +168,3 @@ def test_its_settings_bound_the_memory_of_an_upload_and_may_be_others(remote, mo
     monkeypatch.setenv(name, "7")
     Hub(hubs.REPO, TIMEOUT_SECONDS)
     assert os.environ[name] == "7"
-
-
-def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(small, tmp_path, hub):
-    """As where a container's home is read-only."""
-    place = tmp_path / "file"
-    place.write_text("in the place of a folder")
-    words = hubs.words(tmp_path / "run", "train.max_steps=10")
-    environment = hub.environment() | {"HF_XET_CACHE": str(place / "xet")}
-    result = runs.train(*small, *words, **environment)
-    assert result.returncode == 0, result.stderr
-    assert f"HF_XET_CACHE={place / 'xet'} cannot be written (Not a directory)" in result.stdout
-    assert "HF_HUB_DISABLE_XET=1" in result.stdout
-    assert "timestamp" not in result.stderr  # a log of hf_xet's own
-    result = runs.train(*small, *words, **environment | {"HF_HUB_DISABLE_XET": "1"})
-    assert result.returncode == 0, result.stderr
-    assert hubs.step_of(hub) == 10
-    assert hub.count("xorb") == 0
