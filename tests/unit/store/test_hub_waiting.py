@@ -15,6 +15,8 @@ from store.errors import StoreUnreachable
 from store.fetch import PARTIAL
 from training.run.records import fetch_missing
 
+# A request that is given up ends after its test, with a connection that nobody closes.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 TIMEOUT_SECONDS = 2.0
 LONGEST_SECONDS = 3 * (TIMEOUT_SECONDS + 10)
 """A transfer is tried three times; each has seconds for its bytes and for its last request."""
