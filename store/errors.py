@@ -109,11 +109,8 @@ def translate(error: BaseException, name: str, key: str, server: str) -> StoreEr
     if isinstance(failure, StoreError):
         return failure
     causes = (found for of, found in CAUSES.items() if isinstance(failure.cause, of))
-    if failure.may_pass:
-        kind, sentence = StoreUnreachable, UNREACHABLE
-    else:
-        known = next(causes, None) or STATUSES.get(failure.status)
-        kind, sentence = known or (StoreRefused, REFUSED)
+    known = next(causes, None) or STATUSES.get(failure.status) or (StoreRefused, REFUSED)
+    kind, sentence = (StoreUnreachable, UNREACHABLE) if failure.may_pass else known
     is_type = failure.status is None and not failure.may_pass  # whose name says more
     reason = f"{failure.short}: {failure}" if is_type and kind is StoreRefused else str(failure)
     message = sentence.format(name=name, key=key, server=server, short=failure.short, reason=reason)
