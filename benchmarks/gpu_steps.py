@@ -30,7 +30,7 @@ from model.families import build_model
 from model.fp8 import FP8, TENSORWISE
 from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
-from model.kernels import KERNELS
+from model.kernels import VARLEN
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.estimate import MemoryEstimate
@@ -67,7 +67,7 @@ class Case:
     documents: bool = False
     """Rows hold documents of a tenth of the context, which do not see each other."""
     kernel: str | None = None
-    """One of `KERNELS`, on a GPU; None for torch's choice."""
+    """VARLEN, on a GPU; None for torch's choice."""
     tf32: bool = False
     """Products of float32 numbers use TF32."""
     optimizer: str = "adamw"
@@ -161,8 +161,7 @@ class Training:
             length = max(1, config.block_size // 10)
             positions = torch.arange(config.block_size, device=device) % length
             self.batch = (*self.batch, positions.repeat(batch, 1))
-        if case.kernel is not None and device.type != "cpu":
-            KERNELS[case.kernel].activate()
+        if case.kernel == VARLEN and device.type != "cpu":
             model.use_varlen()
 
     def step(self) -> None:

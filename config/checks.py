@@ -35,7 +35,7 @@ from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_
 from model.families import ARCHITECTURES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
-from model.kernels import KERNEL, KERNELS
+from model.kernels import KERNEL, VARLEN
 from model.recompute import WAYS as RECOMPUTE
 from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES
@@ -51,7 +51,7 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
-    "run.attention": ("auto", KERNEL, *KERNELS),
+    "run.attention": ("auto", KERNEL, VARLEN),
     "run.reduce_dtype": ("float32", "bf16"),
 }
 """The allowed values of a key."""

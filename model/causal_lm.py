@@ -17,23 +17,23 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from model.attention import Rows, attend, rows_of
+from model.balance import ENTRY as BALANCED
 from model.balance import NAME as BALANCE
-from model.balance import balance_of
+from model.balance import adds_balance, balancing_loss, refuse_unknown_loss
 from model.family import LanguageModel, ModelConfig
 from model.head import Head, mean_loss
 from model.layout import Layout, ModelError
-from model.lora import INSTALL, hidden, stacked_in
+from model.lora import INSTALL, hidden
 from model.older_config import with_older_entries
 from model.products import compute_dtype
 from model.recompute import around_block, within_block
 from model.tensor import REPLICATED, WAYS, Plan
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
-"""Entries of a config.json that ask for code from a repo. transformers itself passes over them, and
-so does this file, where it has the model."""
-QUANTIZED = "quantization_config"
+"""Entries of a config.json that ask for code from a repo. They are left out."""
 UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_version")
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -50,8 +50,8 @@ PACKING = (
 )
 """Families whose attention ends where positions begin again (measured by test_rows.py)."""
 PLAIN_LOGITS = (
-    *("gemma3_text", "glm", "gpt2", "gpt_neox", "gptj", "granite", "helium", "llama", "mistral"),
-    *("mixtral", "olmo2", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+    *("gemma3_text", "glm", "gpt2", "gpt_neox", "granite", "helium", "llama", "mistral"),
+    *("mixtral", "olmo2", "olmoe", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3"),
     *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 """Families whose logits are those of the output layer (measured by test_plain_logits.py)."""
@@ -76,32 +76,10 @@ class CausalLMConfig(ModelConfig):
 
     content: dict[str, Any] = field(repr=False, hash=False)
     """The entries of config.json, with `dropout` at every place that has one."""
-    head_size: int
 
     @property
     def family(self) -> str:
         return str(self.content["model_type"])
-
-    @property
-    def attention_width(self) -> int:
-        return self.n_head * self.head_size
-
-    @property
-    def head_counts(self) -> tuple[int, ...]:
-        sizes = _transformers_config(self.content).get_text_config()
-        keys = getattr(sizes, "num_key_value_heads", None)
-        return (self.n_head, keys) if isinstance(keys, int) else (self.n_head,)
-
-    @property
-    def can_pack(self) -> bool:
-        """Whether several documents in a row do not attend to each other if positions say so.
-
-        transformers derives the mask from the positions, but not in every architecture. What a
-        document is computed to must not depend on its neighbours in the batch either.
-        """
-        rotations = json.dumps(_transformers_config(self.content).to_dict(), default=str)
-        grows = any(f'"{one}"' in rotations for one in GROWING_ROTATIONS)
-        return self.family in PACKING and not grows
 
     @classmethod
     def read(
@@ -119,7 +97,7 @@ class CausalLMConfig(ModelConfig):
             counts = any(part in name for part in COUNTS)
             if abs(number) > LARGEST_NUMBER or (counts and number > MOST_MODULES):
                 raise ModelError(f"has {name}={number:g}, which no model has")
-        if content.get(QUANTIZED):
+        if content.get("quantization_config"):
             raise unusable(
                 "its weights are quantized, and only float32, bf16 and fp16 weights can be trained"
             )
@@ -130,21 +108,17 @@ class CausalLMConfig(ModelConfig):
         }
         used["dtype"] = "float32"
         used.pop("torch_dtype", None)
-        try:
-            built = _transformers_config(used)
-        except ModelError as error:
-            for key in CODE_KEYS:
-                if content.get(key):
-                    raise unusable(
-                        f"it needs code from its repo ({key}), which is never executed"
-                    ) from error
-            raise
-        used = with_dropout(used, built.to_dict(), dropout)
-        built = _transformers_config(used)
-        sizes = built.get_text_config()
+        complete = _transformers_config(used).to_dict()
+        if dropout and not any(_is_dropout(name) for name, _ in _numbers(complete)):
+            raise unusable(f"model.dropout={dropout} has no effect, as it has none. Leave it out")
+        used = with_dropout(used, complete, dropout)
+        sizes = _transformers_config(used).get_text_config()
         if getattr(sizes, "is_heterogeneous", False):
             raise unusable("its layers differ in size, which is not supported")
         heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
+        # transformers derives the mask from the positions, but not in every architecture. What a
+        # document is computed to must not depend on its neighbours in the batch either.
+        grows = any(f'"{one}"' in json.dumps(complete, default=str) for one in GROWING_ROTATIONS)
         return cls(
             content=used,
             vocab_size=int(sizes.vocab_size),
@@ -152,7 +126,9 @@ class CausalLMConfig(ModelConfig):
             n_layer=int(sizes.num_hidden_layers),
             n_head=heads,
             n_embd=int(sizes.hidden_size),
-            head_size=int(getattr(sizes, "head_dim", None) or sizes.hidden_size // max(1, heads)),
+            n_kv_head=getattr(sizes, "num_key_value_heads", None),
+            head_size=getattr(sizes, "head_dim", None),
+            can_pack=used["model_type"] in PACKING and not grows,
             dropout=dropout,
             activation_checkpointing=activation_checkpointing,
         )
@@ -197,37 +173,34 @@ class CausalLMConfig(ModelConfig):
 
 
 def quiet_transformers() -> None:
-    """Keep transformers' own messages and progress bars out of a command's output."""
-    if find_spec("transformers") is not None:
-        from transformers.utils import logging
+    """Keep transformers' own messages and progress bars out of a command's output.
 
-        _hide_torchao()
+    It does not import torchao then, for quantized models that are refused anyway: half a second of
+    every start, and a line for each of its kernels that does not load.
+    """
+    if find_spec("transformers") is not None:
+        with hidden("torchao"):
+            from transformers.utils import import_utils, logging
+
+            import_utils.is_torchao_available()  # it remembers the answer
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-
-
-def _hide_torchao() -> None:
-    """Have transformers not import torchao, for quantized models that are refused anyway.
-
-    That takes half a second of every start, and logs which of its kernels do not load.
-    """
-    with hidden("torchao"):
-        from transformers.utils.import_utils import is_torchao_available
-
-        is_torchao_available()  # it remembers the answer
 
 
 def _transformers_config(content: dict[str, Any]) -> Any:
     """transformers' configuration object. Raises ModelError."""
     if find_spec("transformers") is None:
         raise unusable(f"it needs transformers, which is not installed. {INSTALL}")
-    _hide_torchao()
+    quiet_transformers()
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     family = content.get("model_type")
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
-        raise unusable(f"the installed transformers does not know its model_type {family!r:.80}")
+        raise unusable(
+            f"the installed transformers does not know its model_type {family!r:.80}, and code of "
+            "a repo is never executed"
+        )
     wanted = content.get("architectures") or [NAMES.get(family)]
     if family not in NAMES or wanted != [NAMES[family]] or "vision_config" in content:
         raise unusable(f"it is not a causal language model of text, but {family} ({wanted!s:.80})")
@@ -294,7 +267,7 @@ class CausalLM(LanguageModel):
         try:
             self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
             way = config.activation_checkpointing
-            if recompute := around_block(way) or within_block(way):
+            if recompute := around_block(way) or within_block(way, config.dropout):
                 self.lm.activation_checkpointing_enable({"use_reentrant": False})
                 self.lm._set_gradient_checkpointing(gradient_checkpointing_func=recompute)
         except (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
@@ -307,14 +280,17 @@ class CausalLM(LanguageModel):
             FORWARDS.register(GROUPED_IN_AUTOCAST, in_autocast(FORWARDS[GROUPED]))
             self.lm.set_experts_implementation(GROUPED_IN_AUTOCAST)
             for module in self.lm.modules():
-                if stacked_in(module):
+                if any(one.dim() == 3 for one in module.parameters(recurse=False)):
                     module.casts_weights = True
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
-        self.balance = balance_of(self.lm)
-        """What adds a mixture's load-balancing loss, if its config.json says so."""
+        self.is_balanced = adds_balance(self.lm)
+        """Whether the training loss has a mixture's load-balancing loss."""
+        if self.is_balanced:  # `forward` asks for it where it trains
+            setattr(self.lm.config, BALANCED, False)
         output = self.lm.get_output_embeddings()
-        if type(output) is nn.Linear and has_plain_logits(self.lm.config):
+        is_plain = type(output) is nn.Linear and output.bias is None
+        if is_plain and has_plain_logits(self.lm.config):
             output.__class__ = Head
         # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
         self.lm.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
@@ -331,6 +307,21 @@ class CausalLM(LanguageModel):
         from model.transformers_layout import TransformersLayout
 
         return TransformersLayout(self)
+
+    def refuse_undescribed(self) -> None:
+        """Raise ModelError for a model whose files hold more than parameters, as snapshots do.
+
+        Of a buffer transformers would invent the values, and so would a run that resumes. Raises it
+        also for a loss that transformers computes and this project does not.
+        """
+        parameters = {name for name, _ in self.lm.named_parameters(remove_duplicate=False)}
+        if buffers := [name for name in self.lm.state_dict() if name not in parameters]:
+            raise ModelError(
+                f"the model {self.config.family} has values besides its parameters "
+                f"({buffers[0]}), which snapshots do not hold. It cannot be trained here"
+            )
+        if self.is_balanced:
+            refuse_unknown_loss(self.lm)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -413,22 +404,25 @@ class CausalLM(LanguageModel):
 
         options |= {"input_ids": ids, "position_ids": positions}
         options |= {"cache": cache, "use_cache": cache is not None}
-        balance = self.balance if self.training and targets is not None else None
-        whole = targets if self.context is None else self.context.targets
-        if self.balance is not None:
-            self.balance.begin(None if balance is None else whole, self.context)
         if targets is None:
             return cast(Tensor, self.lm(**options).logits)
+        is_balanced = self.is_balanced and self.training
+        if is_balanced:
+            options["output_router_logits"] = True
         output = self.get_output_embeddings()
         if isinstance(output, Head):  # the loss without all logits in memory
-            loss = output(self.base(**options).last_hidden_state, targets)
+            found = self.base(**options)
+            loss: Tensor = output(found.last_hidden_state, targets)
         else:
-            loss = mean_loss(self.lm(**options).logits.flatten(0, 1), targets.flatten())
-        if balance is None or whole is None:
+            found = self.lm(**options)
+            loss = mean_loss(found.logits.flatten(0, 1), targets.flatten())
+        if not is_balanced:
             return loss
-        uneven = balance.end()
+        whole = targets if self.context is None else self.context.targets
+        assert whole is not None
+        uneven = balancing_loss(self.lm, found.router_logits, whole, self.context)
         self.add_loss_part(BALANCE, uneven, whole)
-        return loss + balance.coefficient * uneven
+        return loss + self.lm.router_aux_loss_coef * uneven
 
 
 def attend_in_rows(
@@ -463,23 +457,15 @@ def in_autocast(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
 
     def compute(experts: Any, hidden: Tensor, *routing: Tensor) -> Tensor:
-        dtype = compute_dtype(hidden)
-        if all(one.dtype == dtype for one in (hidden, *experts.parameters(recurse=False))):
+        dtype, weights = compute_dtype(hidden), dict(experts.named_parameters(recurse=False))
+        if all(one.dtype == dtype for one in (hidden, *weights.values())):
             return forward(experts, hidden, *routing)
-        return forward(_Cast(experts, dtype), hidden.to(dtype), *routing).to(hidden.dtype)
+        cast = {name: one.to(dtype) for name, one in weights.items()}
+        # This calls `compute` again, with weights of that dtype.
+        output: Tensor = functional_call(experts, cast, (hidden.to(dtype), *routing))
+        return output.to(hidden.dtype)
 
     return compute
-
-
-class _Cast:
-    """Experts whose weights have another dtype. Autograd returns their gradients to the weights."""
-
-    def __init__(self, experts: Any, dtype: torch.dtype) -> None:
-        self._experts, self._dtype = experts, dtype
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._experts, name)
-        return value.to(self._dtype) if isinstance(value, Tensor) else value
 
 
 def with_dropout(
@@ -503,16 +489,3 @@ def with_dropout(
 def _is_dropout(key: Any) -> bool:
     """Whether an entry is a probability of dropout: attention_dropout, resid_pdrop, dropout, ..."""
     return str(key).endswith(DROPOUT)
-
-
-def active_dropout(model: nn.Module) -> int:
-    """At how many places of a model something is dropped in training."""
-    parts = [
-        vars(one) | ({"dropout": one.p} if isinstance(one, nn.Dropout) else {})
-        for one in model.modules()
-    ]
-    return sum(
-        _is_dropout(key) and isinstance(value, float) and value > 0
-        for part in parts
-        for key, value in part.items()
-    )

@@ -66,12 +66,14 @@ class Context:
 
         return forward
 
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum over the processes, each of which computes a part of its gradient."""
-        from torch.distributed.nn.functional import all_reduce
+    def gathered(self, x: Tensor, dim: int) -> Tensor:
+        """What all processes have, joined along a dimension of their positions.
 
-        summed: Tensor = all_reduce(x, group=self.group)
-        return summed
+        The gradient of each part is the sum over the processes.
+        """
+        from torch.distributed.nn.functional import all_gather
+
+        return torch.cat(all_gather(x.contiguous(), group=self.group), dim=dim)
 
     def own(self, whole: Tensor) -> Tensor:
         """Of (B, T) this process's (B, P)."""

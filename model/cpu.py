@@ -30,17 +30,23 @@ def cores_of_control_groups(root: Path = Path("/")) -> float:
     `docker run --cpus`, Kubernetes and systemd limit it like that. torch does not know: it takes a
     thread for each core of the machine, and the system then stops all of them most of the time.
     """
-    return min(
-        (_cores_of(group) for group in control_groups("cpu", root)),
-        default=math.inf,
-    )
+    found = [math.inf]
+    for group in control_groups("cpu", root):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            try:
+                quota, period = " ".join((group / name).read_text() for name in names).split()
+                if int(quota) > 0:  # -1 is no limit in version 1
+                    found.append(int(quota) / int(period))
+            except (OSError, ValueError):  # the other version, or "max"
+                continue
+    return min(found)
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     """Folders of the control groups, of version 1 and 2, that may limit this process.
 
-    `controller` is "cpu" or "memory": version 1 has a hierarchy for each, or one for several, which
-    systemd mounts by the name of each as well.
+    `controller` is "cpu" or "memory": version 1 has a hierarchy for each, or a link to one for
+    several.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -48,22 +54,8 @@ def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
         return []
     groups = []
     for _, controllers, name in (line.split(":", 2) for line in lines):
-        if controllers and controller not in controllers.split(","):
-            continue
-        for place in {controllers, controller if controllers else ""}:
-            mounted = root / "sys/fs/cgroup" / place
+        if not controllers or controller in controllers.split(","):
+            mounted = root / "sys/fs/cgroup" / (controller if controllers else "")
             inner = mounted / name.lstrip("/")
             groups += [inner, *(outer for outer in inner.parents if outer.is_relative_to(mounted))]
     return groups
-
-
-def _cores_of(group: Path) -> float:
-    """The limit of one control group; infinite where it has none."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((group / name).read_text() for name in names).split()
-            if int(quota) > 0:  # -1 is no limit in version 1
-                return int(quota) / int(period)
-        except (OSError, ValueError):  # the other version, or "max"
-            continue
-    return math.inf

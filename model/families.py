@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,29 +39,26 @@ def model_config(
 def build_model(config: ModelConfig) -> LanguageModel:
     """A model with random weights, on torch's default device; with `config.lora`, with adapters.
 
-    Raises ModelError, and LoraError for adapters that it cannot have.
+    Its own config names the layers that have adapters. Raises ModelError, and LoraError for
+    adapters that it cannot have.
     """
     model = config.build()
     if config.lora is not None:
-        add_adapters(model.named, model.blocks, config.lora)
+        lora = add_adapters(model.named, model.blocks, config.lora)
+        model.config = replace(config, lora=lora)
     return model
 
 
-def build_empty(
-    config: ModelConfig, complete: Callable[[LanguageModel], object] | None = None
-) -> LanguageModel:
+def build_empty(config: ModelConfig) -> LanguageModel:
     """A model whose parameters have no values yet, and take memory only when they are written.
 
-    Buffers, which are constants, have their values. `complete` may add parameters, such as
-    adapters. Raises what `build_model` does, and ModelError for a buffer that is no constant.
+    Buffers, which are constants, have their values. Raises what `build_model` does, and ModelError
+    for a buffer that is no constant.
     """
 
     def without_memory() -> LanguageModel:
         with WithoutMemory():
-            model = build_model(config)
-            if complete is not None:
-                complete(model)
-        return model
+            return build_model(config)
 
     model = without_memory()
     empty: dict[int, nn.Parameter] = {}

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from model.attention import Rows, rows_of
 from model.context import Context
-from model.fp8 import Fp8, convert
+from model.fp8 import convert
 from model.frozen import full_parameters
 from model.head import IGNORED, Head
-from model.layout import Layout, Shape
+from model.layout import Layout
 from model.lora import Lora
 from model.new_weights import draw
 from model.tensor import Plan, share_matrices
@@ -44,6 +44,12 @@ class ModelConfig(ABC):
     activation_checkpointing: bool | str = False
     """One of `model.recompute.WAYS`."""
     lora: Lora | None = None
+    n_kv_head: int | None = None
+    """The heads of keys and values, where they may be fewer than those of queries."""
+    head_size: int | None = None
+    """Channels of a head, where they may be others than n_embd / n_head."""
+    can_pack: bool = True
+    """Whether documents in a row do not attend to each other if positions begin again."""
 
     @property
     @abstractmethod
@@ -56,19 +62,9 @@ class ModelConfig(ABC):
         return True
 
     @property
-    def can_pack(self) -> bool:
-        """Whether the model keeps documents in a row apart, by positions that begin again."""
-        return True
-
-    @property
-    def head_counts(self) -> tuple[int, ...]:
-        """The heads of queries, and those of keys and values where these are fewer."""
-        return (self.n_head,)
-
-    @property
     def attention_width(self) -> int:
         """Channels of the queries of all heads."""
-        return self.n_embd
+        return self.n_embd if self.head_size is None else self.n_head * self.head_size
 
     @classmethod
     @abstractmethod
@@ -101,13 +97,6 @@ class ModelConfig(ABC):
         """Entries of a config.json that no snapshot of such a model has."""
         return set(content) - set(self.config_json())
 
-    def tensors_in_transformers(self) -> dict[str, Shape] | None:
-        """Names and shapes of the tensors that transformers expects with this config.json.
-
-        None if it has no class for the model, or builds the model itself.
-        """
-        return None
-
     def with_layers(self, n_layer: int) -> Self:
         """The same model with another number of layers."""
         return replace(self, n_layer=n_layer)
@@ -138,8 +127,8 @@ class LanguageModel(nn.Module, ABC):
     """Whether documents in a row are attended to by torch's variable-length kernel."""
     context: Context | None = None
     """The processes that share each sequence, if several do."""
-    fp8: Fp8 | None = None
-    """What is computed in fp8, if something is."""
+    fp8: str | None = None
+    """torchao's recipe, if linear layers multiply in fp8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +138,7 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def can_pack(self) -> bool:
-        """Whether `forward` takes positions that say where a document begins."""
+        """As `ModelConfig.can_pack`."""
         return self.config.can_pack
 
     @property
@@ -182,6 +171,9 @@ class LanguageModel(nn.Module, ABC):
         """How the parameters lie in files."""
         return Layout(self)
 
+    def refuse_undescribed(self) -> None:
+        """Raise ModelError where the config.json of a snapshot would describe another model."""
+
     @abstractmethod
     def forward(
         self,
@@ -201,12 +193,10 @@ class LanguageModel(nn.Module, ABC):
     def draw_new_weights(self, seed: int, adapters_only: bool = False) -> None:
         """Give a model of `build_empty`, prepared or not, the values that a new one begins with.
 
-        They are a function of the seed and of the modules' names. Each process draws all blocks,
-        one at a time, and keeps its shard. Raises ModelError for a parameter that nothing
-        initialises.
+        They are a function of the seed and of the modules' names. Raises ModelError for a parameter
+        that nothing initialises.
         """
         assert self.template is not None, "the model is not of build_empty"
-        assert adapters_only or not self.layout().packed(), "four bits are those of a base"
         draw(self.template(), self, seed, adapters_only)
 
     def initialise(self, module: nn.Module) -> None:
@@ -258,13 +248,14 @@ class LanguageModel(nn.Module, ABC):
         self.varlen = True
 
     def use_fp8(self, recipe: str, emulated: bool) -> None:
-        """Multiply in fp8 in linear layers of the blocks, as `fp8` then describes.
+        """Multiply in fp8 in linear layers of the blocks.
 
         `recipe` is one of `model.fp8.RECIPES`; `emulated` computes on any device, slowly. Call this
         after layers are frozen, and before the model is compiled or wrapped. Raises Fp8Error where
         torchao is not installed, and if no layer can.
         """
-        self.fp8 = convert(self, self.blocks, recipe, emulated)
+        convert(self, self.blocks, recipe, emulated)
+        self.fp8 = recipe
 
     def matrices(self) -> dict[nn.Parameter, int]:
         """The weights of the linear layers in the blocks, and how many matrices each one joins.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,33 +32,21 @@ class Fp8Error(ValueError):
     """A model that cannot compute in fp8: a sentence with the entry, the value, the remedy."""
 
 
-@dataclass(frozen=True)
-class Fp8:
-    """What of a model is computed in fp8."""
-
-    recipe: str
-    layers: int
-    """Linear layers of the blocks in fp8."""
-    total: int
-    """Linear layers of the blocks; the others stay in 16 bits."""
-
-
-def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) -> Fp8:
+def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) -> None:
     """Have the linear layers of a model's blocks multiply in fp8; see `LanguageModel.use_fp8`."""
     if find_spec("torchao") is None:
         raise Fp8Error(f"mixed_precision: {FP8} needs torchao, which is not installed. {INSTALL}")
     first = next((one for one in model.modules() if isinstance(one, nn.Linear)), None)
-    layers = [
+    chosen = {
         one
         for name, one in blocks.named_modules()
-        if isinstance(one, nn.Linear) and not is_adapter(name)
-    ]
-    chosen = {one for one in layers if one is not first and _can_convert(one)}
+        if one is not first and not is_adapter(name) and _can_convert(one)
+    }
     if not chosen:
         raise Fp8Error(
             f"mixed_precision: {FP8} computes linear layers of the blocks in fp8, without the "
             f"first of the model, frozen ones and sizes that are not multiples of {MULTIPLE}. None "
-            f"is left of {len(layers)}. Set mixed_precision: bf16 in the accelerate config file."
+            "is left. Set mixed_precision: bf16 in the accelerate config file."
         )
     manager: Any = logging.root.manager
     before = manager.disable
@@ -76,13 +64,13 @@ def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) ->
     )
     for layer in fp8_layers(model):
         layer.register_forward_pre_hook(_cast)
-    return Fp8(recipe, len(chosen), len(layers))
 
 
-def _can_convert(layer: nn.Linear) -> bool:
+def _can_convert(layer: nn.Module) -> bool:
     """Whether torchao has a layer in its place, which computes the gradient of its weights."""
-    is_even = not any(size % MULTIPLE for size in layer.weight.shape)
-    return type(layer) is nn.Linear and layer.weight.requires_grad and is_even
+    if type(layer) is not nn.Linear or not layer.weight.requires_grad:
+        return False
+    return not any(size % MULTIPLE for size in layer.weight.shape)
 
 
 def fp8_layers(model: nn.Module) -> Iterator[nn.Module]:

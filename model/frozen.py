@@ -4,11 +4,18 @@
 dtype in which it computes, from 16 bits or from four, and its backward pass casts the weight again.
 So the cast copy of a weight exists only within a product.
 
+Four bits are NF4 by bitsandbytes (QLoRA; Dettmers et al., 2023): a number is one of 16 levels,
+times the largest magnitude of its block of 64. A block lies within a row, so a row is quantized
+alone: the weights are the same however they are sharded, and FSDP shards them by rows like any
+other. The scales stay float32, because one scale for all of them would depend on the whole matrix.
+
 Letters in shapes: N inputs, M outputs of a layer.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -16,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.lora import INSTALL
-from model.nf4 import BLOCK, STORAGE, dequantize, load_kernels, packed_width, quantize
+from model.lora import INSTALL, hidden
 from model.products import product
 
 AUTO = "auto"
@@ -28,6 +34,15 @@ DTYPES = {FLOAT32: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NF4 = "nf4"
 """Linear layers of the blocks in four bits, and the rest as with AUTO."""
 KINDS = (AUTO, *DTYPES, NF4)
+BLOCK = 64
+"""Numbers that share a scale in four bits."""
+PACKED_BYTES = BLOCK // 2 + torch.float32.itemsize
+"""Bytes of a block: its levels, and its scale."""
+STORAGE = torch.bfloat16
+"""The dtype of a packed weight, whose bits are not numbers. FSDP gathers bf16 without a cast, in
+float32 runs and in bf16."""
+AT_ONCE = 1 << 22
+"""Numbers that are quantized at once, which takes several times their memory."""
 
 
 class FrozenError(ValueError):
@@ -38,32 +53,11 @@ class FrozenLinear(nn.Linear):
     """`nn.Linear` whose weight has another dtype than its input, or is packed in four bits."""
 
     is_packed = False
-    """Whether the weight is (M, N / 64 * 18) numbers of `model.nf4.STORAGE`."""
+    """Whether the weight is (M, N / 64 * 18) numbers of `STORAGE`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (..., N) to outputs (..., M)."""
-        return product(x, self.weight, self.bias, dequantize if self.is_packed else None)
-
-
-class FrozenEmbedding(nn.Embedding):
-    """`nn.Embedding` that returns float32, as one of float32 weights does."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Token ids (...) to vectors (..., channels)."""
-        return super().forward(ids).float()
-
-
-LAYERS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: FrozenLinear,
-    nn.Embedding: FrozenEmbedding,
-}
-"""A subclass of torch's layers keeps its own class, and float32 unless it has `casts_weights`:
-whoever wrote it may use its weights otherwise."""
-
-
-def casts_weights(module: nn.Module) -> bool:
-    """Whether the module, or its class in `LAYERS`, takes frozen weights of any dtype."""
-    return type(module) in LAYERS or getattr(module, "casts_weights", False)
+        return product(x, self.weight, self.bias, dequantize if self.is_packed else Tensor.to)
 
 
 def keep_frozen(model: Any, kind: str, stored_as: str = FLOAT32, filled: bool = True) -> None:
@@ -79,11 +73,33 @@ def keep_frozen(model: Any, kind: str, stored_as: str = FLOAT32, filled: bool = 
     cast_frozen(model, DTYPES.get(kind, DTYPES[stored_as]), filled)
 
 
-def refuse_without_kernels() -> None:
-    """Raise FrozenError where bitsandbytes is not installed."""
-    if find_spec("bitsandbytes") is None:
-        sentence = f"model.frozen_dtype={NF4} needs bitsandbytes, which is not installed. {INSTALL}"
-        raise FrozenError(sentence)
+def casts_weights(module: nn.Module) -> bool:
+    """Whether the module takes frozen weights of any dtype.
+
+    A subclass of torch's layers keeps float32 unless it has `casts_weights`: whoever wrote it may
+    use its weights otherwise. Models cast what an embedding returns to float32.
+    """
+    return type(module) in (nn.Linear, nn.Embedding) or getattr(module, "casts_weights", False)
+
+
+def cast_frozen(model: nn.Module, dtype: torch.dtype, filled: bool) -> None:
+    """Keep frozen matrices in a dtype, as far as their modules can multiply it."""
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(parameter, []).append((module, name))
+    for parameter, places in owners.items():
+        if parameter.requires_grad or parameter.dim() < 2 or parameter.dtype == dtype:
+            continue
+        if not all(casts_weights(module) for module, _ in places):
+            continue
+        values = parameter.detach()
+        values = values.to(dtype) if filled else torch.empty_like(values, dtype=dtype)
+        kept = nn.Parameter(values, requires_grad=False)
+        for module, name in places:  # tied layers share it
+            setattr(module, name, kept)
+            if type(module) is nn.Linear:
+                module.__class__ = FrozenLinear
 
 
 def quantize_blocks(model: Any, filled: bool) -> None:
@@ -99,8 +115,8 @@ def quantize_blocks(model: Any, filled: bool) -> None:
     ]
     if not layers:
         raise FrozenError(
-            f"model.frozen_dtype={NF4}: no frozen linear layer of the blocks has a multiple of 64 "
-            "inputs. Leave it out."
+            f"model.frozen_dtype={NF4}: no frozen linear layer of the blocks has a multiple of "
+            f"{BLOCK} inputs. Leave it out."
         )
     load_kernels()
     for layer in layers:
@@ -130,27 +146,59 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield name, parameter
 
 
-def cast_frozen(model: nn.Module, dtype: torch.dtype, filled: bool) -> None:
-    """Keep frozen matrices in a dtype, as far as their modules can multiply it."""
-    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(parameter, []).append((module, name))
-    for parameter, places in owners.items():
-        if parameter.requires_grad or parameter.dim() < 2 or parameter.dtype == dtype:
-            continue
-        if not all(casts_weights(module) for module, _ in places):
-            continue
-        values = parameter.detach()
-        values = values.to(dtype) if filled else torch.empty_like(values, dtype=dtype)
-        kept = nn.Parameter(values, requires_grad=False)
-        for module, name in places:  # tied layers share it
-            setattr(module, name, kept)
-            module.__class__ = LAYERS.get(type(module), type(module))
+def packed_width(inputs: int) -> int:
+    """Columns of a packed weight of so many inputs."""
+    return inputs // BLOCK * PACKED_BYTES // STORAGE.itemsize
 
 
-def gather_in_16_bits(model: nn.Module) -> None:
-    """Return what a 16-bit embedding returns under FSDP in mixed precision: 16 bits."""
-    for module in model.modules():
-        if type(module) is FrozenEmbedding:
-            module.__class__ = nn.Embedding  # type: ignore[assignment]
+def quantize(rows: Tensor) -> Tensor:
+    """Rows of a weight (M, N), packed. Each holds its levels, then its scales.
+
+    This is computed on the CPU, so that it is a function of the base's bytes.
+    """
+    load_kernels()
+    inputs = rows.size(1)
+    packed = torch.empty(len(rows), packed_width(inputs), dtype=STORAGE)
+    at_once = max(1, AT_ONCE // inputs)
+    for part, of_part in zip(rows.split(at_once), packed.split(at_once), strict=True):
+        found = part.cpu().float().contiguous()
+        levels, scales = torch.ops.bitsandbytes.quantize_4bit(found, BLOCK, NF4, torch.uint8)
+        content = of_part.view(torch.uint8)
+        content[:, : inputs // 2] = levels.view(len(part), -1)
+        content[:, inputs // 2 :] = scales.view(len(part), -1).view(torch.uint8)
+    return packed
+
+
+def dequantize(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight (M, N) of packed rows, in `dtype`, on their device."""
+    content = packed.view(torch.uint8)
+    inputs = content.size(1) // PACKED_BYTES * BLOCK
+    levels = content[:, : inputs // 2].contiguous()
+    scales = content[:, inputs // 2 :].contiguous().view(torch.float32)
+    weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(
+        levels, scales.flatten(), BLOCK, NF4, (len(packed), inputs), dtype
+    )
+    return weight
+
+
+def refuse_without_kernels() -> None:
+    """Raise FrozenError where bitsandbytes is not installed."""
+    if find_spec("bitsandbytes") is None:
+        sentence = f"model.frozen_dtype={NF4} needs bitsandbytes, which is not installed. {INSTALL}"
+        raise FrozenError(sentence)
+
+
+def load_kernels() -> None:
+    """Import bitsandbytes, which registers its kernels with torch.
+
+    On a CPU with bf16 instructions, version 0.50 downloads another kernel from the Hub while it is
+    imported, if the package `kernels` is installed. What is downloaded must not be executed.
+    """
+    if "bitsandbytes" in sys.modules:
+        return
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")  # it warns that it did not
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with hidden("kernels"):
+        import bitsandbytes  # noqa: F401
+    logger.setLevel(level)

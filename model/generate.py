@@ -5,7 +5,6 @@ Letters in shapes: B batch, T time, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,15 +26,10 @@ def next_token_probabilities(
     `temperature` 0 gives the largest logit (the first of equal ones) probability 1. `top_k` keeps
     the k most likely tokens; `top_p` the smallest set of most likely tokens whose probabilities sum
     to p (nucleus sampling, Holtzman et al., 2020), at least one.
-
-    Raises ValueError for a negative temperature, top_k < 1, or top_p outside (0, 1].
     """
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature={temperature} must be at least 0 and finite")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} must be at least 1")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+    assert temperature >= 0
+    assert top_k is None or top_k >= 1
+    assert top_p is None or 0 < top_p <= 1
     logits = logits.float()
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.size(-1)).float()
@@ -77,7 +71,7 @@ def generate(
     tokenizer has tokens. Under FSDP every process must call this, with the same arguments. The
     model runs without dropout, and its training mode is restored.
 
-    Raises BrokenModel if logits are not finite, and ValueError as `next_token_probabilities`.
+    Raises BrokenModel if logits are not finite.
     """
     assert prompt.size(1) > 0, "the prompt needs at least one token"
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same text on every device

@@ -10,7 +10,6 @@ Module names are GPT-2's, so that parameters have the same names in a snapshot. 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -40,17 +39,23 @@ NAMES = {
 LARGEST_SIZE = 2**24
 MOST_LAYERS = 20_000
 """Limits for sizes in a config.json, which is untrusted input."""
-COMPUTED: dict[str, tuple[Any, ...]] = {
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "reorder_and_upcast_attn": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
+COMPUTED = {
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
 }
 """Entries of config.json that decide what is computed, with the values that this file computes."""
-TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-"""Weights that GPT-2's files hold as (inputs, outputs), the transpose of `nn.Linear`'s."""
+MATRICES = {
+    "attn.c_attn": (1, 3),
+    "attn.c_proj": (1, 1),
+    "mlp.c_fc": (1, 4),
+    "mlp.c_proj": (4, 1),
+}
+"""Inputs and outputs of a block's layers, in multiples of n_embd. GPT-2's files hold their weights
+so, the transpose of `nn.Linear`'s."""
 
 
 class KeyValueCache:
@@ -137,7 +142,7 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
-        self.recompute = within_block(config.activation_checkpointing)
+        self.recompute = within_block(config.activation_checkpointing, config.dropout)
 
     def forward(
         self, x: Tensor, rows: Rows | None = None, cache: KeyValueCache | None = None
@@ -171,8 +176,8 @@ class Transformer(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Token ids (B, T) at positions (T) or (B, T) to (B, T, C)."""
-        embedded = self.wte(ids) + self.wpe(positions)
-        x = self.drop(embedded.float())  # float32 even if FSDP's weights have 16 bits
+        # float32 even if the weights are frozen in 16 bits, or FSDP's have 16 bits.
+        x = self.drop(self.wte(ids).float() + self.wpe(positions).float())
         for block in self.h:
             if self.recompute is not None and self.training and cache is None:
                 x = self.recompute(block, x, rows)
@@ -193,9 +198,11 @@ class GPTConfig(ModelConfig):
     load its snapshots as GPT-2 (docs/models.md)."""
 
     def __post_init__(self) -> None:
+        """Raise ValueError for sizes that no model has."""
         for name in NAMES:
-            if (size := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={size} must be at least 1")
+            size, most = getattr(self, name), MOST_LAYERS if name == "n_layer" else LARGEST_SIZE
+            if type(size) is not int or not 1 <= size <= most:
+                raise ValueError(f"{name}={size!s:.80} must be a whole number from 1 to {most}")
         if self.activation_function not in ACTIVATIONS:
             known = " or ".join(ACTIVATIONS)
             raise ValueError(f"activation_function={self.activation_function} must be {known}")
@@ -245,62 +252,38 @@ class GPTConfig(ModelConfig):
         activation_checkpointing: bool | str = False,
     ) -> Self | None:
         width, inner = content.get("n_embd"), content.get("n_inner")
-        is_computed = all(content.get(key, one[0]) in one for key, one in COMPUTED.items())
         activation = content.get("activation_function", "gelu_new")
-        if content.get("model_type") != cls.family or activation not in tuple(ACTIVATIONS):
-            return None
+        is_computed = all(content.get(key, value) == value for key, value in COMPUTED.items())
         is_wide = inner is None or (isinstance(width, int) and inner == 4 * width)
-        if not is_computed or not is_wide:
+        is_gpt2 = content.get("model_type") == cls.family and activation in tuple(ACTIVATIONS)
+        if not (is_gpt2 and is_computed and is_wide):
             return None
-        return cls(
-            **read_sizes(content),
-            dropout=dropout,
-            activation_checkpointing=activation_checkpointing,
-            activation_function=activation,
-        )
+        sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in NAMES.items()}
+        try:
+            return cls(
+                **sizes,
+                dropout=dropout,
+                activation_checkpointing=activation_checkpointing,
+                activation_function=activation,
+            )
+        except ValueError as error:
+            raise ModelError(f"has sizes that no model has: {error}") from error
 
-    def tensors_in_transformers(self) -> dict[str, Shape] | None:
-        if not self.in_transformers:
-            return None
-        width, inner = self.n_embd, 4 * self.n_embd
-        block: dict[str, Shape] = {
-            "ln_1.weight": (width,),
-            "ln_1.bias": (width,),
-            "attn.c_attn.weight": (width, 3 * width),
-            "attn.c_attn.bias": (3 * width,),
-            "attn.c_proj.weight": (width, width),
-            "attn.c_proj.bias": (width,),
-            "ln_2.weight": (width,),
-            "ln_2.bias": (width,),
-            "mlp.c_fc.weight": (width, inner),
-            "mlp.c_fc.bias": (inner,),
-            "mlp.c_proj.weight": (inner, width),
-            "mlp.c_proj.bias": (width,),
-        }
-        layers = range(self.n_layer)
-        return {
+    def tensors(self) -> dict[str, Shape]:
+        """Names and shapes of GPT-2's tensors of these sizes, as files hold them."""
+        width = self.n_embd
+        found: dict[str, Shape] = {
             "transformer.wte.weight": (self.vocab_size, width),
             "transformer.wpe.weight": (self.block_size, width),
-            **{f"transformer.h.{i}.{name}": shape for i in layers for name, shape in block.items()},
-            "transformer.ln_f.weight": (width,),
-            "transformer.ln_f.bias": (width,),
         }
-
-
-def read_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes in a config.json, by our names.
-
-    Raises ModelError if one is missing, or is none that a model has.
-    """
-    if any(type(content.get(theirs)) is not int for theirs in NAMES.values()):
-        raise ModelError(f"lacks one of {', '.join(NAMES.values())}")
-    sizes: dict[str, int] = {ours: content[theirs] for ours, theirs in NAMES.items()}
-    is_some_model = all(1 <= one <= LARGEST_SIZE for one in sizes.values())
-    if not is_some_model or sizes["n_layer"] > MOST_LAYERS:
-        raise ModelError("has sizes that no model has")
-    if sizes["n_embd"] % sizes["n_head"]:
-        raise ModelError("has an n_embd that is not a multiple of its n_head")
-    return sizes
+        for i in range(self.n_layer):
+            for name, (inputs, outputs) in MATRICES.items():
+                found[f"transformer.h.{i}.{name}.weight"] = (inputs * width, outputs * width)
+                found[f"transformer.h.{i}.{name}.bias"] = (outputs * width,)
+        norms = [f"h.{i}.{name}" for i in range(self.n_layer) for name in ("ln_1", "ln_2")]
+        for name in [*norms, "ln_f"]:
+            found |= {f"transformer.{name}.{kind}": (width,) for kind in ("weight", "bias")}
+        return found
 
 
 class GPT(LanguageModel):
@@ -343,8 +326,21 @@ class GPT(LanguageModel):
         return self.transformer.h
 
     def layout(self) -> Layout:
+        transposed = tuple(f"{name}.weight" for name in MATRICES)
         # OpenAI's own files have no prefix, and a mask as a constant.
-        return Layout(self, TRANSPOSED, "transformer.", (".attn.bias", ".attn.masked_bias"))
+        return Layout(self, transposed, "transformer.", (".attn.bias", ".attn.masked_bias"))
+
+    def refuse_undescribed(self) -> None:
+        has = {name: shape for one in self.layout().written() for name, shape in one.shapes.items()}
+        expected = self.config.tensors()
+        for name in [*expected, *has] if self.config.in_transformers else []:
+            if has.get(name) != expected.get(name):
+                found = f"has {name} {[*has[name]]}" if name in has else f"has no {name}"
+                raise ModelError(
+                    f"model/gpt.py {found}, unlike transformers' GPT2LMHeadModel, which would load "
+                    "another model from each snapshot. Give a changed model a name of its own: "
+                    "GPTConfig.family in model/gpt.py"
+                )
 
     def tie_weights(self) -> None:
         """Make the output layer and the token embedding one tensor."""

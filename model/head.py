@@ -27,7 +27,7 @@ IGNORED = -100
 
 
 class Head(nn.Linear):
-    """The output layer: logits, or their loss, computed in chunks if the vocabulary is large.
+    """An output layer without a bias: logits, or their loss, in chunks of a large vocabulary.
 
     One module for both, because FSDP's hooks require that each module is called once.
     """
@@ -47,31 +47,24 @@ class Head(nn.Linear):
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self.mesh is None and self.out_features <= self.in_features:
             return mean_loss(self.logits(hidden), targets)
-        has_grad = torch.is_grad_enabled()
-        weight = self.weight if has_grad else self.weight.detach()
-        bias = self.bias if has_grad or self.bias is None else self.bias.detach()
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
         if self.mesh is not None:
-            return self._shared_loss(hidden, weight, bias, targets)
-        summed: Tensor = _SummedLoss.apply(hidden, weight, bias, targets)
+            return self._shared_loss(hidden, weight, targets)
+        summed: Tensor = _SummedLoss.apply(hidden, weight, targets)
         return summed / target_count(targets)
 
-    def _shared_loss(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
-    ) -> Tensor:
+    def _shared_loss(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """The mean loss, to which each process of the mesh adds that of some of N positions."""
         from torch.distributed.tensor import Partial, Replicate, Shard
 
         own = [moved(one, self.mesh, Replicate(), Shard(0)) for one in (hidden, targets)]
-        weight = summed_gradient(weight, self.mesh)
-        bias = None if bias is None else summed_gradient(bias, self.mesh)
-        summed = _SummedLoss.apply(own[0], weight, bias, own[1])
+        summed = _SummedLoss.apply(own[0], summed_gradient(weight, self.mesh), own[1])
         return moved(summed, self.mesh, Partial(), Replicate()) / target_count(targets)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden (..., C) to logits (..., V)."""
-        weight, bias = aligned(hidden, self.weight, self.bias)
-        whole = (F.linear if self.weight.requires_grad else product)(hidden, weight, bias)
-        return whole[..., : len(self.weight)]
+        multiply = F.linear if self.weight.requires_grad else product
+        return multiply(hidden, aligned(hidden, self.weight))[..., : len(self.weight)]
 
 
 def chunk_rows(vocab_size: int) -> int:
@@ -85,12 +78,11 @@ def chunks(positions: int, rows: int) -> Iterator[slice]:
         yield slice(begin, begin + rows)
 
 
-def aligned(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """An output layer (V, C), (V) with rows of zeros at its end where CUDA is faster with them."""
+def aligned(hidden: Tensor, weight: Tensor) -> Tensor:
+    """An output layer (V, C) with rows of zeros at its end where CUDA is faster with them."""
     if not is_unaligned(hidden, len(weight)):
-        return weight, bias
-    rows = -len(weight) % ALIGNED
-    return F.pad(weight, (0, 0, 0, rows)), None if bias is None else F.pad(bias, (0, rows))
+        return weight
+    return F.pad(weight, (0, 0, 0, -len(weight) % ALIGNED))
 
 
 def is_unaligned(hidden: Tensor, outputs: int) -> bool:
@@ -148,27 +140,19 @@ class _SummedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-    ) -> Tensor:
-        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        ctx.dtypes = hidden.dtype, weight.dtype
         dtype, outputs = compute_dtype(hidden), len(weight)
-        hidden, added = hidden.to(dtype), None if bias is None else bias.to(dtype)
-        weight, added = aligned(hidden, weight.to(dtype), added)
+        hidden, weight = hidden.to(dtype), aligned(hidden, weight.to(dtype))
         padded = len(weight) - outputs  # their logits are left out
-        wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        wants_hidden, wants_weight, _ = ctx.needs_input_grad
         summed = torch.zeros((), device=hidden.device)
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight: Tensor | None = None
-        of_bias: Tensor | None = None
         for chunk in chunks(len(hidden), chunk_rows(outputs)):
             part, aims = hidden[chunk], targets[chunk]
             counts = (aims != IGNORED).to(dtype)[:, None]
-            logits = F.linear(part, weight, added)[:, :outputs]
+            logits = F.linear(part, weight)[:, :outputs]
             logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
             del logits
             summed += F.nll_loss(logarithms, aims, ignore_index=IGNORED, reduction="sum")
@@ -182,33 +166,21 @@ class _SummedLoss(torch.autograd.Function):
             gradient = F.pad(gradient, (0, padded)) if padded else gradient
             if of_hidden is not None:
                 of_hidden[chunk] = gradient @ weight * counts
-            # A sum over many positions of a frequent token may be too large for fp16.
-            smaller = counts / ROOM
             if wants_weight:
-                of_weight = added_in_float32(of_weight, gradient.mT @ (part * smaller))
-            if wants_bias:
-                of_bias = added_in_float32(of_bias, (gradient[:, :outputs] * smaller).sum(0))
+                # A sum over many positions of a frequent token may be too large for fp16.
+                more = gradient.mT @ (part * (counts / ROOM))
+                of_weight = more.float() if of_weight is None else of_weight.add_(more)
+                del more
             del gradient
-        ctx.save_for_backward(
-            of_hidden,
-            None if of_weight is None else of_weight[:outputs],
-            of_bias,
-        )
+        ctx.save_for_backward(of_hidden, None if of_weight is None else of_weight[:outputs])
         return summed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (of_hidden, of_weight, of_bias), dtypes = ctx.saved_tensors, ctx.dtypes
+        (of_hidden, of_weight), dtypes = ctx.saved_tensors, ctx.dtypes
         if of_hidden is not None:
             of_hidden = of_hidden.to(dtypes[0]) * grad
         if of_weight is not None:  # in place: it is as large as the weight
             of_weight = of_weight.mul_(ROOM * grad).to(dtypes[1])
-        if of_bias is not None:
-            of_bias = of_bias.mul_(ROOM * grad).to(dtypes[2])
-        return of_hidden, of_weight, of_bias, None
-
-
-def added_in_float32(total: Tensor | None, more: Tensor) -> Tensor:
-    """The total, in place, or a first one."""
-    return more.float() if total is None else total.add_(more)
+        return of_hidden, of_weight, None

@@ -160,23 +160,8 @@ class Layout:
                 parameter.requires_grad_(False)
 
     def refuse_undescribed(self) -> None:
-        """Raise ModelError where the config.json of a snapshot would describe other tensors."""
-        config = self._model.config
-        expected = config.tensors_in_transformers()
-        if expected is None:
-            return
-        has = {name: shape for one in self.written() for name, shape in one.shapes.items()}
-        (theirs,) = config.config_json()["architectures"]
-        file = f"{type(config).__module__.replace('.', '/')}.py"
-        for name in [*expected, *has]:
-            if has.get(name) != expected.get(name):
-                raise ModelError(
-                    f"{file} {_has(has, name)}, and transformers' {theirs}, which config.json "
-                    f"names, {_has(expected, name)}, as tensors_in_transformers in that file says. "
-                    "So transformers would load another model from each snapshot. Correct what is "
-                    "wrong of the two; give a model that transformers does not have a name of its "
-                    f"own: {type(config).__name__}.family in {file}."
-                )
+        """As the model: `LanguageModel.refuse_undescribed`."""
+        self._model.refuse_undescribed()
 
     def is_transposed(self, name: str) -> bool:
         """Whether files hold this parameter, and so its moments, transposed."""
@@ -230,7 +215,3 @@ class Layout:
         is_copy = name == output and head.weight is embedding.weight
         if not is_copy or shape != tuple(embedding.weight.shape):
             raise ModelError(f"it holds {name!r}, which the model does not have")
-
-
-def _has(shapes: Mapping[str, Shape], name: str) -> str:
-    return f"has {name} {list(shapes[name])}" if name in shapes else f"has no {name}"

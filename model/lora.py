@@ -59,22 +59,15 @@ class Lora:
         return replace(self, targets=tuple(sorted(self.targets or layers)))
 
 
-def stacked_in(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The stacked weights of experts that a module itself has, by their names."""
-    if isinstance(module, nn.Conv1d):
-        return []
-    return [(name, one) for name, one in module.named_parameters(recurse=False) if one.dim() == 3]
-
-
-def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> None:
+def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> Lora:
     """Freeze a model, and add trainable adapters to layers of its blocks, which change nothing yet.
 
-    The new weights are drawn from torch's generator. Raises LoraError if the model has no such
-    layers, or if peft is not installed.
+    Returns `lora` with the names of the layers. The new weights are drawn from torch's generator.
+    Raises LoraError if the model has no such layers, or if peft is not installed.
     """
     if find_spec("peft") is None:
         raise LoraError(f"model.lora_rank needs peft, which is not installed. {INSTALL}")
-    # peft would import them: seconds of every start (see nf4.py).
+    # peft would import them: seconds of every start (see frozen.py).
     with hidden("bitsandbytes"), hidden("torchao"):
         from peft import LoraConfig, inject_adapter_in_model
 
@@ -91,6 +84,7 @@ def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> N
             raise LoraError(
                 f"model.lora_targets={list(where.targets)} cannot be adapted: {error}. Name others."
             ) from error
+    return where
 
 
 @contextmanager

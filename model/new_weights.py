@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.layout import ModelError
+from model.lora import is_adapter
 from model.sharded import local_part, slices_of
 
 ATEN = torch.ops.aten
@@ -26,8 +27,8 @@ WITHOUT_VALUES = (ATEN.empty, ATEN.empty_strided, ATEN.rand, ATEN.randn, ATEN.no
 """What makes new tensors that are no constants."""
 FILLS = (ATEN.normal_, ATEN.uniform_, ATEN.fill_, ATEN.zero_)
 """What gives a tensor values. To draw none, for one without memory, torch imports its compiler."""
-ADAPTER = ".lora_"
-"""In the names of adapters' modules and parameters."""
+Modules = dict[str, nn.Module]
+"""Modules by name, children before their parents."""
 
 
 class WithoutMemory(TorchDispatchMode):
@@ -38,11 +39,7 @@ class WithoutMemory(TorchDispatchMode):
         return False  # torch would import its compiler, for a second, only to skip this class
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
@@ -73,13 +70,14 @@ def draw(template: Any, model: Any, seed: int, adapters_only: bool = False) -> N
         names |= {one: name for name, one in of_template.parameters().items()}
     for place, modules in _units(template):
         drawn = _with_memory(modules, names)
-        for is_adapter in (False, True):
-            with _seeded(f"{seed} {place} {'adapters' if is_adapter else ''}"):
+        for of_adapters in (False, True):
+            with _seeded(f"{seed} {place} {'adapters' if of_adapters else ''}"):
                 for name, module in modules.items():
-                    if is_adapter == (ADAPTER in name) and _has(module, drawn):
+                    is_drawn = any(one in drawn for one in module.parameters())
+                    if is_drawn and is_adapter(name) == of_adapters:
                         _initialise(template, name, module)
         for one, name in drawn.items():
-            if _lacks_values(one):
+            if one.isnan().any():
                 raise ModelError(
                     f"cannot be trained from new weights: nothing gives {name} a value. Begin with "
                     "the weights of such a model (model.pretrained)"
@@ -90,57 +88,42 @@ def draw(template: Any, model: Any, seed: int, adapters_only: bool = False) -> N
             one.data = torch.empty(0)  # the next block needs the memory
 
 
-def _units(model: Any) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """The blocks, and every module outside of them: a name, and modules, children first."""
+def _units(model: Any) -> Iterator[tuple[str, Modules]]:
+    """The blocks, and every module outside of them, by name."""
     inside = {one for block in model.blocks for one in block.modules()}
     blocks = {*model.blocks}
     for name, module in model.named_modules():
         if module in blocks:
-            parts = [*module.named_modules(prefix=name)]
-            yield name, dict(reversed(parts))
+            yield name, dict(reversed([*module.named_modules(prefix=name)]))
         elif module not in inside:
             yield name, {name: module}
 
 
-def _with_memory(
-    modules: Mapping[str, nn.Module], names: dict[nn.Parameter, str]
-) -> dict[nn.Parameter, str]:
-    """Give the modules' parameters of these names memory, each once."""
+def _with_memory(modules: Modules, names: dict[nn.Parameter, str]) -> dict[nn.Parameter, str]:
+    """Give the modules' parameters of these names memory, each once, filled with NaN.
+
+    Those that are constants have memory, and keep their values.
+    """
     drawn: dict[nn.Parameter, str] = {}
     for module in modules.values():
         for key, one in module._parameters.items():
             if one is None or one not in names:
                 continue
-            new, name = one, names.pop(one)
+            name, new = names.pop(one), one
             if one.is_meta:
-                new = nn.Parameter(torch.empty(one.shape, dtype=one.dtype))
-                _ends(new).fill_(math.nan)
+                new = nn.Parameter(torch.full(one.shape, math.nan, dtype=one.dtype))
                 module._parameters[key] = new
             drawn[new] = name
     return drawn
 
 
-def _ends(one: Tensor) -> Tensor:
-    """The first and the last number: NaN until the tensor gets its values."""
-    flat = one.detach().view(-1)
-    return flat[:: max(1, len(flat) - 1)]
-
-
-def _lacks_values(one: Tensor) -> bool:
-    return bool(_ends(one).isnan().any())
-
-
-def _has(module: nn.Module, drawn: Mapping[nn.Parameter, str]) -> bool:
-    return any(one in drawn for one in module.parameters())
-
-
 def _initialise(model: Any, name: str, module: nn.Module) -> None:
     """Draw the parameters of a module, as its model says, or peft, or torch."""
-    if ADAPTER not in name:
+    if not is_adapter(name):
         model.initialise(module)
     own = [one for one in module.parameters(recurse=False) if not one.is_meta]
     reset: Any = getattr(module, "reset_parameters", None)
-    if reset is not None and any(map(_lacks_values, own)):
+    if reset is not None and any(bool(one.isnan().any()) for one in own):
         reset()
     if ".lora_B." in name:  # so that an adapter changes nothing at first
         for one in own:

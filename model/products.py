@@ -24,15 +24,14 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, cast: Cast | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, cast: Cast = Tensor.to
 ) -> Tensor:
-    """`F.linear` of x (..., N) with what `cast` makes of a frozen weight (M, N), to (..., M).
-
-    Without it, the weight is cast to the dtype of the product, if it has another one.
-    """
-    if cast is None and weight.dtype == compute_dtype(x):
+    """`F.linear` of x (..., N) with what `cast` makes of a frozen weight (M, N), to (..., M)."""
+    dtype = compute_dtype(x)
+    if cast is Tensor.to and weight.dtype == dtype:
         return F.linear(x, weight, bias)
-    output: Tensor = _CastProduct.apply(x, weight, bias, cast or Tensor.to)
+    bias = None if bias is None else bias.to(dtype)
+    output: Tensor = _CastProduct.apply(x.to(dtype), weight, bias, cast)
     return output
 
 
@@ -41,20 +40,13 @@ class _CastProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cast: Cast) -> Tensor:
-        dtype = compute_dtype(x)
         ctx.save_for_backward(weight)
-        ctx.cast, ctx.dtypes = cast, (x.dtype, None if bias is None else bias.dtype)
-        bias = None if bias is None else bias.to(dtype)
-        return F.linear(x.to(dtype), cast(weight, dtype), bias)
+        ctx.cast = cast
+        return F.linear(x, cast(weight, x.dtype), bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
-        (weight,), (of_x, of_bias) = ctx.saved_tensors, ctx.dtypes
-        wants_x, _, wants_bias, _ = ctx.needs_input_grad
-        return (
-            (grad @ ctx.cast(weight, grad.dtype)).to(of_x) if wants_x else None,
-            None,
-            grad.flatten(0, -2).sum(0).to(of_bias) if wants_bias else None,
-            None,
-        )
+        (weight,), (wants_x, _, wants_bias, _) = ctx.saved_tensors, ctx.needs_input_grad
+        of_x = grad @ ctx.cast(weight, grad.dtype) if wants_x else None
+        return of_x, None, grad.flatten(0, -2).sum(0) if wants_bias else None, None

@@ -44,12 +44,17 @@ def around_block(way: bool | str) -> Recompute | None:
     return _whole if way is True else None
 
 
-def within_block(way: bool | str) -> Recompute | None:
+def within_block(way: bool | str, dropout: float) -> Recompute | None:
     """How a block calls its own computation in training; None for a plain call.
 
     The compiler of a single block has to see which of its results are kept.
     """
-    return _selective if way == SELECTIVE else None
+    if way != SELECTIVE:
+        return None
+    # Attention with dropout advances the generator. If it were not computed again, dropout after
+    # it would get other masks.
+    kept = PRODUCTS if dropout else (*PRODUCTS, *ATTENTION)
+    return partial(_selective, kept)
 
 
 def _whole(block: Recompute, x: Any, *context: Any) -> Any:
@@ -57,9 +62,14 @@ def _whole(block: Recompute, x: Any, *context: Any) -> Any:
     return checkpoint(block, x, *context, use_reentrant=False)
 
 
-def _selective(block: Recompute, x: Any, *context: Any) -> Any:
-    """Keep the results of products and attention as well: nothing expensive is computed again."""
-    contexts = partial(create_selective_checkpoint_contexts, _keep_expensive)
+def _selective(kept: tuple[str, ...], block: Recompute, x: Any, *context: Any) -> Any:
+    """Keep the results of these operations as well: nothing expensive is computed again."""
+
+    def policy(_: SelectiveCheckpointContext, operation: Any, *__: Any, **___: Any) -> Any:
+        is_kept = getattr(operation, "_schema", None) is not None and operation._schema.name in kept
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
     return checkpoint(block, x, *context, use_reentrant=False, context_fn=contexts)
 
 
@@ -69,18 +79,3 @@ def _offloaded(block: Recompute, x: Any, *context: Any) -> Any:
     # What all blocks share, such as a mask, is no argument, or each would have a copy there.
     with save_on_cpu(pin_memory=kind != "cpu", device_type=kind):
         return checkpoint(lambda hidden: block(hidden, *context), x, use_reentrant=False)
-
-
-def _keep_expensive(
-    _: SelectiveCheckpointContext, operation: Any, *args: Any, **kwargs: Any
-) -> CheckpointPolicy:
-    schema: Any = getattr(operation, "_schema", None)
-    name = None if schema is None else schema.name
-    kept = name in PRODUCTS
-    if name in ATTENTION:
-        # Attention with dropout advances the generator. If it were not computed again, dropout
-        # after it would get other masks.
-        places = [argument.name for argument in schema.arguments]
-        given = {**dict(zip(places, args, strict=False)), **kwargs}
-        kept = not given.get("dropout_p")
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -22,12 +22,9 @@ from model.products import compute_dtype
 Plan = Mapping[str, str]
 """By the name of a module, in which * stands for the number of a layer, one of `WAYS`."""
 COLUMNS, ROWS = "colwise", "rowwise"
-GATHERED, SPLIT = "colwise_gather_output", "rowwise_split_input"
-"""Layers all of whose outputs, or inputs, each process needs: query, key and value in one matrix of
-transformers."""
 OF_HEADS = "replicated_with_grad_allreduce"
 """A norm of each head, whose gradient is the sum over the heads of all processes."""
-WAYS = (COLUMNS, ROWS, GATHERED, SPLIT, OF_HEADS)
+WAYS = (COLUMNS, ROWS, OF_HEADS)
 REPLICATED = "embedding_rowwise"
 """What transformers says of an embedding, which is replicated here."""
 PARTS = ".parts."
@@ -70,10 +67,9 @@ def share_matrices(model: nn.Module, plan: Plan, joined: Mapping[str, int], mesh
         for layer in layers:
             for key, one in layer._parameters.items():
                 if one is not None:
-                    along = {COLUMNS: 0, GATHERED: 0}.get(way or "")
-                    if way in (ROWS, SPLIT) and key == "weight":
-                        along = 1
-                    lies = Replicate() if along is None else Shard(along)
+                    lies = Shard(0) if way == COLUMNS else Replicate()
+                    if way == ROWS and key == "weight":
+                        lies = Shard(1)
                     if one not in replaced:
                         replaced[one] = _shard(one, mesh, lies)
                     layer._parameters[key] = replaced[one]
@@ -95,7 +91,7 @@ def _shard(parameter: nn.Parameter, mesh: Any, placement: Any) -> nn.Parameter:
 
 def _compute_locally(module: Any, mesh: Any, way: str | None, enters: bool) -> None:
     """Have a layer compute with this process's part of its parameters."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor import Partial, Replicate
 
     compute = module.forward
 
@@ -105,22 +101,18 @@ def _compute_locally(module: Any, mesh: Any, way: str | None, enters: bool) -> N
         if way == OF_HEADS:
             local = {key: summed_gradient(one, mesh) for key, one in local.items()}
         # A bias is added to the sum, and not to each of its parts.
-        bias = local.pop("bias", None) if way in (ROWS, SPLIT) else None
-        if way == SPLIT:
-            inputs = (moved(inputs[0], mesh, Replicate(), Shard(inputs[0].dim() - 1)),)
+        bias = local.pop("bias", None) if way == ROWS else None
         module._parameters.update({**dict.fromkeys(parameters), **local})
         try:
             output = compute(*inputs, **named)
         finally:  # FSDP and autograd know the DTensors
             module._parameters.update(parameters)
-        if way in (ROWS, SPLIT):
+        if way == ROWS:
             output = moved(output, mesh, Partial(), Replicate())
-        if way == GATHERED:
-            output = moved(output, mesh, Shard(output.dim() - 1), Replicate())
         return output if bias is None else output + bias.to(output.dtype)
 
     module.forward = forward
-    if enters and way in (COLUMNS, GATHERED):
+    if enters and way == COLUMNS:
         _enter(module, mesh)
 
 

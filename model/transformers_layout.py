@@ -26,7 +26,6 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
-from model.balance import refuse_unknown_loss
 from model.family import LanguageModel
 from model.layout import Layout, ModelError, Shape, Stored, Written
 
@@ -37,20 +36,6 @@ class TransformersLayout(Layout):
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
         self._lm: Any = model.named
-
-    def refuse_undescribed(self) -> None:
-        """Raise ModelError for a model whose files hold more than parameters, as snapshots do.
-
-        Of a buffer transformers would invent the values, and so would a run that resumes. Raises it
-        also for a loss that transformers computes and this project does not.
-        """
-        parameters = {name for name, _ in self._lm.named_parameters(remove_duplicate=False)}
-        if buffers := [name for name in self._lm.state_dict() if name not in parameters]:
-            raise ModelError(
-                f"the model {self._model.config.family} has values besides its parameters "
-                f"({buffers[0]}), which snapshots do not hold. It cannot be trained here"
-            )
-        refuse_unknown_loss(self._lm)
 
     def written(self) -> list[Written]:
         shapes = {

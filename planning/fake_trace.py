@@ -31,8 +31,8 @@ from config.schema import OptimConfig
 from model.context import Context
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
-from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
-from model.kernels import KERNELS, VARLEN
+from model.frozen import AUTO, FLOAT32, keep_frozen
+from model.kernels import VARLEN, why_no_varlen
 from planning.allocation_log import LiveBytes
 from planning.kernels import cuda_kernels, few_chunks, offloading, without_moving
 from training.distributed.accelerator import (
@@ -96,11 +96,9 @@ class Shape:
 
 def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
     """Whether a run on CUDA computes documents in a row without a mask, on a recent GPU."""
-    kernel = KERNELS.get(shape.attention or VARLEN)
-    if kernel is None:
-        return False
     head_size = config.attention_width // max(1, config.n_head)
-    return kernel.why_not(shape.precision, config.dropout, head_size) is None
+    is_varlen = shape.attention in (None, VARLEN)
+    return is_varlen and why_no_varlen(shape.precision, config.dropout, head_size) is None
 
 
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
@@ -249,7 +247,6 @@ def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     )
     if shape.precision != "no":
         plugin.set_mixed_precision(shape.precision)
-        gather_in_16_bits(model)
     policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
     plugin.mixed_precision_policy = reducing_in(REDUCE_DTYPES[shape.reduce_dtype], policy)
     names = ("replicate", "shard") if shape.copies > 1 else ("shard",)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from model.family import LanguageModel
+from model.frozen import quantize
 from model.layout import ALL, Layout, Shape, Stored
-from model.nf4 import quantize
 from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from model.frozen import KINDS
-from model.kernels import KERNEL, KERNELS
+from model.kernels import KERNEL, VARLEN
 from snapshot.disk.folder import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
@@ -69,7 +69,7 @@ class RunState:
     """Steps so far whose update the loss scaler skipped because a gradient overflowed."""
     computed_on: Annotated[str | None, TEXT] = None
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
-    attention: Annotated[str | None, (None, KERNEL, "products", *KERNELS)] = None
+    attention: Annotated[str | None, (None, KERNEL, "products", VARLEN)] = None
     """The kernel on CUDA, as `run.attention` names it; None where that was never chosen. That of a
     CPU was once named, as products."""
     rows: Annotated[str | None, (None, SEVERAL, ONE)] = None

@@ -40,7 +40,6 @@ from data.split import Split
 from model.context import Context
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
-from model.frozen import gather_in_16_bits
 from training.distributed.launcher import (
     fp8_recipe,
     fsdp_requested,
@@ -400,7 +399,6 @@ def _configure_fsdp(
     dtype = REDUCE_DTYPES[run.reduce_dtype]
     if accelerator.mixed_precision != "no":
         plugin.mixed_precision_policy = reducing_in(dtype, plugin.mixed_precision_policy)
-        gather_in_16_bits(model)
         # accelerate does this for every strategy but FSDP2.
         autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
         model.forward = autocast(model.forward)  # type: ignore[method-assign]

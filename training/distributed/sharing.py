@@ -99,7 +99,7 @@ def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, conf
 
 def refuse_size(named: str, size: int, model: LanguageModel) -> None:
     """Raise ConfigError if `size` processes, which is `named` so, cannot share its matrices."""
-    heads = model.config.head_counts
+    heads = [model.config.n_head, model.config.n_kv_head or model.config.n_head]
     if not model.tensor_plan:
         raise ConfigError(
             f"{named}, but several processes cannot share the matrices of {model.config.family}. "

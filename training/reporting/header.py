@@ -64,9 +64,6 @@ def print_header(
     _say_what_is_lost(console, corpus)
     _print_model(console, config, model, state)
     console.say(f"machine   {machine_line(accelerator, config.run)}")
-    if model.fp8 is not None:
-        layers = f"{model.fp8.layers} of {model.fp8.total} linear layers of the blocks"
-        console.say(f"fp8       {layers}, {model.fp8.recipe}")
     console.say(f"step      {_step_in_words(accelerator, config, corpus)}")
     console.say(f"run       {config.run.dir}, from {start.reason}")
     for warning in start.warnings:

@@ -12,7 +12,7 @@ from config.schema import Config, ConfigError
 from data.columns import PACKED
 from model.cpu import limit_threads
 from model.family import LanguageModel
-from model.kernels import KERNEL, KERNELS, VARLEN
+from model.kernels import KERNEL, VARLEN, why_no_varlen
 from snapshot.disk.state import ONE, RunState
 from training.distributed.launcher import on_cpu, processes_here
 from training.distributed.processes import decided_by_main, run_on_all
@@ -54,10 +54,9 @@ def choose_attention(
         reason = why_no_kernel(accelerator, config, VARLEN, head_size)
         if decided_by_main(accelerator, lambda: reason is None):
             state.attention = VARLEN
-    if (name := state.attention) not in KERNELS:  # torch's own choice
+    if (name := state.attention) != VARLEN:  # torch's own choice
         return
     run_on_all(accelerator, lambda: refuse_kernel(accelerator, config, name, head_size))
-    KERNELS[name].activate()
     model.use_varlen()
 
 
@@ -69,19 +68,19 @@ def has_packed_rows(config: Config, model: LanguageModel, state: RunState) -> bo
 def why_no_kernel(
     accelerator: Accelerator, config: Config, name: str, head_size: int | None = None
 ) -> str | None:
-    """Why the run or its machine cannot use a kernel of `KERNELS`: the end of a sentence."""
+    """Why the run or its machine cannot use this kernel: the end of a sentence."""
     if accelerator.device.type != "cuda":
         return f"runs on CUDA devices, and this run computes on {accelerator.device}. Leave it out"
     if name == KERNEL:
         return None
     precision, dropout = accelerator.mixed_precision, config.model.dropout
-    return KERNELS[name].why_not(precision, dropout, head_size, accelerator.device)
+    return why_no_varlen(precision, dropout, head_size, accelerator.device)
 
 
 def refuse_kernel(
     accelerator: Accelerator, config: Config, name: str, head_size: int | None = None
 ) -> None:
-    """Raise ConfigError if the run or its machine cannot use a kernel of `KERNELS`."""
+    """Raise ConfigError if the run or its machine cannot use this kernel."""
     if (reason := why_no_kernel(accelerator, config, name, head_size)) is not None:
         began = "" if config.run.attention == name else ", with which the run began,"
         raise ConfigError(f"run.attention={name}{began} {reason}.")

@@ -18,12 +18,11 @@ from data.loader import CANNOT_MASK
 from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
 from data.tokenizer_files import generation_settings
-from model.causal_lm import active_dropout
 from model.families import build_empty
 from model.family import LanguageModel
 from model.frozen import AUTO, FLOAT32, NF4, FrozenError, keep_frozen, refuse_without_kernels
 from model.gpt import GPT2
-from model.lora import Lora, LoraError, add_adapters
+from model.lora import Lora, LoraError
 from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
 from snapshot.disk.load import TensorReader, restore, restore_weights
 from snapshot.disk.model import (
@@ -126,7 +125,6 @@ class PretrainedModel:
         self.has_weights = config.model.pretrained is not None
         self.weights: Path | None = None
         """Where the base's weights are, if they are needed."""
-        self._lora: Lora | None = None
         self._base_config: dict[str, Any] | None = None
         self._base_digest: str | None = None
 
@@ -136,15 +134,6 @@ class PretrainedModel:
         Every process must call this. The parameters have no values, and take no memory before they
         are sharded. Raises ConfigError, DataError, SnapshotError and StoreError.
         """
-        model, dropout = self._build(start, tokenizer), self._config.model.dropout
-        if dropout and not active_dropout(model):
-            raise ConfigError(
-                f"model.dropout={dropout} has no effect: {self.base.key} ({model.config.family}) "
-                "has no dropout. Leave it out."
-            )
-        return model
-
-    def _build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         accelerator, base, keys = self._accelerator, self.base, self._config.model
         kept = keys.frozen_dtype if start.state is None else start.state.frozen_dtype
         if kept == NF4:  # of a snapshot; a configuration that asks for it was refused before
@@ -161,22 +150,17 @@ class PretrainedModel:
             run_on_main(accelerator, lambda: check_weights(base, sizes))
         check_described(layout_for(sizes))
         try:
-            model = build_empty(sizes, self._add_adapters)
+            model = build_empty(replace(sizes, lora=lora_of(keys)))
         except LoraError as error:
             raise ConfigError(str(error)) from error
-        if self._lora is not None:
+        if (lora := model.config.lora) is not None:
             if start.folder is None or start.state is None:
-                self.adapters = self._name_base(self._lora, model)
+                self.adapters = self._name_base(lora, model)
             else:
-                self.adapters = self._find_base(self._lora, start.folder, start.state)
+                self.adapters = self._find_base(lora, start.folder, start.state)
         if (weights := self.weights) is not None:
             self.stored_as = decided_by_main(accelerator, lambda: _dtype_in(weights))
         return model
-
-    def _add_adapters(self, model: LanguageModel) -> None:
-        if (lora := lora_of(self._config.model)) is not None:
-            self._lora = lora.of(model.blocks)
-            add_adapters(model.named, model.blocks, self._lora)
 
     def _name_base(self, lora: Lora, model: LanguageModel) -> Adapters:
         """What the snapshots of a new run say of the base that it trains adapters around."""

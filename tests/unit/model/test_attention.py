@@ -1,4 +1,4 @@
-"""Kernels of attention for CUDA: what is refused, and that documents without a mask are the same.
+"""Attention: kernels for CUDA, documents without a mask, and products of matrices on a CPU.
 
 No test has a GPU: a loop over documents stands in for torch's variable-length kernel.
 """
@@ -17,9 +17,11 @@ import torch.nn.functional as F
 import model.attention
 from config.compose import load_config
 from config.schema import ConfigError
+from model.attention import LONGEST_PRODUCTS, attend_by_products
 from model.causal_lm import PACKING
 from model.families import build_model
-from model.kernels import FLASH3, FLASH4, KERNELS, VARLEN
+from model.gpt import Attention, GPTConfig
+from model.kernels import KERNEL, VARLEN
 from planning.fake_trace import Shape, traced_update
 from shared_models import T, sizes
 from snapshot.disk.state import RunState
@@ -77,81 +79,61 @@ def test_documents_without_a_mask_have_the_same_loss_and_gradients(monkeypatch, 
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     with torch.no_grad():  # no documents: as before
-        torch.testing.assert_close(built(IDS), build_and_copy(name, built)(IDS))
-
-
-def build_and_copy(name, other):
-    copy = build_model(sizes(name))
-    copy.load_state_dict(other.state_dict())
-    return copy
+        copy = build_model(sizes(name))
+        copy.load_state_dict(built.state_dict())
+        torch.testing.assert_close(built(IDS), copy(IDS))
 
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("their qwen3", marks=pytest.mark.slow)])
 def test_a_plan_has_no_mask_where_the_kernel_needs_none(name):
     time = 256
     config = replace(sizes(name), block_size=time)
-    peaks = {
-        (packed, kernel): traced_update(
-            config, 2, Shape("cuda", "bf16", packed=packed, attention=kernel)
-        )
-        .totals()
-        .sum(1)
-        .max()
-        for packed, kernel in ((False, None), (True, None), (True, "kernel"))
-    }
-    without, varlen, masked = peaks.values()
+    peaks = []
+    for packed, kernel in ((False, None), (True, None), (True, KERNEL)):
+        shape = Shape("cuda", "bf16", packed=packed, attention=kernel)
+        peaks.append(traced_update(config, 2, shape).totals().sum(1).max())
+    without, varlen, masked = peaks
     bytes_of_mask = 2 * time * time * 2
     assert varlen < masked
     assert masked - without > 0.9 * bytes_of_mask > varlen - without
 
 
-A100, H100 = (8, 0), (9, 0)
-REFUSED = [
-    (VARLEN, "no", 0.0, A100, "computes in 16 bits, and the run in float32"),
-    (VARLEN, "bf16", 0.1, A100, "has no dropout, and model.dropout=0.1"),
-    (VARLEN, "bf16", 0.0, (7, 5), "needs compute capability 8.x"),
-    (FLASH3, "bf16", 0.0, A100, "needs compute capability 9.x"),
-    (FLASH3, "bf16", 0.0, H100, None),
-    (FLASH4, "bf16", 0.0, (12, 0), "needs compute capability 9.x or 10.x"),
-    ("kernel", "no", 0.1, (7, 5), None),
-]
+A100, TURING = (8, 0), (7, 5)
 
 
-@pytest.mark.parametrize(("name", "precision", "dropout", "capability", "reason"), REFUSED)
+@pytest.mark.parametrize(
+    ("name", "precision", "dropout", "capability", "head_size", "can"),
+    [
+        (VARLEN, "bf16", 0.0, A100, 64, True),
+        (VARLEN, "bf16", 0.0, A100, None, True),
+        (VARLEN, "no", 0.0, A100, 64, False),
+        (VARLEN, "bf16", 0.1, A100, 64, False),
+        (VARLEN, "bf16", 0.0, TURING, 64, False),
+        (VARLEN, "bf16", 0.0, A100, 12, False),
+        (VARLEN, "bf16", 0.0, A100, 264, False),
+        (KERNEL, "no", 0.1, TURING, 12, True),
+    ],
+)
 def test_a_kernel_that_cannot_work_is_refused(
-    monkeypatch, name, precision, dropout, capability, reason
+    monkeypatch, name, precision, dropout, capability, head_size, can
 ):
-    monkeypatch.setattr("model.kernels.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     config = load_config([f"run.attention={name}", f"model.dropout={dropout}"])
     gpu = SimpleNamespace(device=torch.device("cuda"), mixed_precision=precision)
-    if reason is None:
-        refuse_kernel(gpu, config, name)
-    else:
-        with pytest.raises(ConfigError, match=f"run.attention={name} {reason}"):
-            refuse_kernel(gpu, config, name)
+    if can:
+        refuse_kernel(gpu, config, name, head_size)
+        return
+    words = rf"run.attention=varlen needs .* mixed_precision: {precision}, model.dropout={dropout} "
+    with pytest.raises(ConfigError, match=words):
+        refuse_kernel(gpu, config, name, head_size)
+    with pytest.raises(ConfigError, match="varlen, with which the run began, needs"):
+        refuse_kernel(gpu, load_config([f"model.dropout={dropout}"]), name, head_size)
 
 
-def test_a_kernel_that_is_not_here_is_refused():
+def test_a_kernel_of_another_device_is_refused():
     cpu = SimpleNamespace(device=torch.device("cpu"), mixed_precision="bf16")
-    gpu = SimpleNamespace(device=torch.device("cuda"), mixed_precision="bf16")
-    with pytest.raises(ConfigError, match="flash3 runs on CUDA devices, and this run computes on"):
-        refuse_kernel(cpu, load_config(["run.attention=flash3"]), FLASH3)
-    with pytest.raises(ConfigError, match="needs the package flash_attn_interface, which is not"):
-        refuse_kernel(gpu, load_config(["run.attention=flash3"]), FLASH3)
-    with pytest.raises(ConfigError, match="flash3, with which the run began, needs the package"):
-        refuse_kernel(gpu, load_config([]), FLASH3)
-    assert "heads of 8 to 128 channels" in str(KERNELS[FLASH4].why_not("bf16", 0.0, 256))
-    assert KERNELS[VARLEN].why_not("bf16", 0.0, 256) is None
-
-
-def test_flash_attention_is_activated_by_its_name_in_torch(monkeypatch):
-    named = []
-    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", named.append)
-    for name in (VARLEN, FLASH3, FLASH4):
-        KERNELS[name].activate()
-    assert named == ["FA3", "FA4"]
+    with pytest.raises(ConfigError, match="varlen runs on CUDA devices, and this run computes on"):
+        refuse_kernel(cpu, load_config(["run.attention=varlen"]), VARLEN)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +148,7 @@ def test_flash_attention_is_activated_by_its_name_in_torch(monkeypatch):
 def test_a_run_on_cuda_keeps_what_it_began_with(
     monkeypatch, attention_key, documents, before, expected
 ):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: H100)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: A100)
     monkeypatch.setattr("training.run.kernels.decided_by_main", lambda _, decide: decide())
     monkeypatch.setattr("training.run.kernels.run_on_all", lambda _, check: check())
     gpu = SimpleNamespace(
@@ -180,3 +162,56 @@ def test_a_run_on_cuda_keeps_what_it_began_with(
         is_older = before is None and step > 0 and attention_key == "auto"
         assert state.attention == (None if is_older else expected)
         assert built.varlen == (state.attention == VARLEN)
+
+
+@pytest.fixture
+def by_products(monkeypatch):
+    """The queries of all attention that is computed by products."""
+    taken = []
+
+    def noted(query, *rest):
+        taken.append(query)
+        return attend_by_products(query, *rest)
+
+    monkeypatch.setattr(model.attention, "attend_by_products", noted)
+    return taken
+
+
+@pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 1e-6), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("time", [2, 300, LONGEST_PRODUCTS])
+def test_attention_by_products_is_torchs_own(dtype, nearly, time):
+    generator = torch.Generator().manual_seed(3)
+    parts = [torch.randn(2, 3, time, 8, generator=generator).requires_grad_() for _ in range(3)]
+    upstream = torch.randn(2, 3, time, 8, generator=generator)
+    ours = attend_by_products(*(part.to(dtype) for part in parts)).float()
+    theirs = F.scaled_dot_product_attention(*(part.double() for part in parts), is_causal=True)
+    results = [(one, *torch.autograd.grad(one, parts, upstream)) for one in (ours, theirs.float())]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=nearly, atol=nearly)
+
+
+def test_dropout_drops_and_scales_the_weights():
+    """Values that are units show the weights themselves."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 4, 3, 16, 16)
+    value = torch.eye(16).expand(4, 3, 16, 16)
+    exact = attend_by_products(query, key, value)
+    dropped = attend_by_products(query, key, value, 0.25)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], exact[kept] / 0.75)
+    assert kept[exact > 0].float().mean() == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("time", "device", "expected"),
+    [
+        (LONGEST_PRODUCTS, "cpu", True),
+        (LONGEST_PRODUCTS + 1, "cpu", False),
+        (1, "cpu", False),  # one position sees all
+        (8, "meta", False),
+    ],
+)
+def test_attention_is_by_products_where_they_are_faster(by_products, time, device, expected):
+    attention = Attention(GPTConfig(31, time, 1, 2, 16), 0).to(device)
+    attention(torch.zeros(1, time, 16, device=device))
+    assert bool(by_products) == expected

@@ -42,13 +42,8 @@ def system(root: Path, lines: str, files: dict[str, str]) -> Path:
         ("0::/job/step\n", {"job/cpu.max": "4 2\n", "job/step/cpu.max": "7 2\n"}, 2),
         (
             "5:cpu,cpuacct:/docker/12\n4:memory:/docker/12\n0::/\n",
-            {"cpu,cpuacct/cpu.cfs_quota_us": "50000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000"},
             0.5,
-        ),
-        (
-            "4:cpuacct,cpu:/docker/12\n",  # not the order of the folder's name
-            {"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000"},
-            4,
         ),
         ("1:cpu:/\n0::/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "9"}, math.inf),
         ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),

@@ -273,7 +273,7 @@ def test_more_positions_than_a_block_are_refused(targets):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        *(({name: 0}, f"{name}=0 must be at least 1") for name in SHAPE),
+        *(({name: 0}, f"{name}=0 must be a whole number") for name in SHAPE),
         ({"n_layer": -1}, "n_layer=-1"),
         ({"n_head": 3}, "n_embd=16 is not a multiple of n_head=3"),
         ({"dropout": -0.1}, "dropout"),

@@ -15,8 +15,9 @@ from snapshot.disk.model import model_config
 CANNOT = {
     # transformers computes gemma2's scores itself, in no function that can be replaced.
     "contexts": ["their gemma2"],
-    # transformers has no plan for its GPT-2 classes, and experts are not cut.
-    "tensors": ["their gpt2", "their mixtral"],
+    # transformers has no plan for its GPT-2 classes; experts, and layers all of whose outputs a
+    # process needs, are not cut.
+    "tensors": ["their gpt2", "their mixtral", "their olmo2", "their phi3"],
 }
 
 
