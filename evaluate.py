@@ -24,7 +24,7 @@ from common.printable import printable
 from config.schema import DataConfig, is_streamed
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.corpus import Corpus
-from data.errors import DataError, UnknownCharacter
+from data.errors import DataError
 from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.reading.access import Access
@@ -51,14 +51,6 @@ LARGEST_CACHE_BYTES = 10**15
 """Nothing is removed from the cache for a few held-out rows."""
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
-OPTIONS = {
-    "data.source": "--source",
-    "data.text_column": "--column",
-    "data.documents": "--documents",
-    "data.block_size": "--block-size",
-    "data.cache_dir": "--cache-dir",
-}
-"""The arguments for keys that messages name."""
 LARGEST_LOSS = 700
 """Nats per token. The perplexity of a larger loss, its exponential, overflows."""
 ADDRESS = re.compile(r"(?!hf:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -79,9 +71,12 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     run = run_text(named)
     block_size = block_size_for(named, run, options)
     corpus = text_for(named, run, options, block_size)
-    most = None if run is None or is_whole(options) else run.most_windows
+    most = None  # windows
     if options.batches is not None:
         most = options.batches * options.batch_size
+    elif run is not None and not is_whole(options):
+        train = run.config.train
+        most = train.eval_batches and train.eval_batches * train.global_batch_size
     model = named.load().to(device).eval()
     windows = windows_of(corpus.held_out, block_size, IGNORED, model.can_pack)
     batch_size = min(options.batch_size, len(windows.in_order(most)))
@@ -125,10 +120,10 @@ def block_size_for(named: NamedModel, run: RunText | None, options: argparse.Nam
     """Tokens of a window. Raises DataError for more than the model's context."""
     longest = named.sizes.block_size
     default = LONGEST_BLOCK if run is None else run.data.block_size
-    block_size = options.block_size or min(default, longest)
+    block_size: int = options.block_size or min(default, longest)
     if block_size > longest:
         what = f"--block-size={block_size} is longer than the context of {named.name}"
-        raise DataError(f"{what}, {longest} tokens. Use at most {longest}.")
+        raise DataError(f"{what}. Use at most {longest}.")
     has_own_chats = run is not None and run.data.documents == CONVERSATIONS
     if has_own_chats and not is_whole(options) and block_size != default:
         what = f"--block-size={block_size} is not the run's data.block_size={default}"
@@ -155,22 +150,13 @@ def text_for(
     own = None if is_whole(options) else run
     say: Say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
     access = Access(Path(options.cache_dir), say)
-    try:
-        if own is None:
-            data = other_text(run, options, block_size)
-            corpus = open_text(data, named.folder, 0, access)
-        else:
-            data, revisions = text_of_run(named, own, options)
-            listings = list_stream(data, access, revisions) if is_streamed(data) else []
-            corpus = open_text(data, own.tokenizer, own.state.seed, access, listings)
-    except DataError as error:
-        message = str(error)
-        for key, option in OPTIONS.items():
-            message = message.replace(f"{key}=", f"{option} ").replace(key, option)
-        if isinstance(error, UnknownCharacter):
-            message += " Or evaluate a model of subwords."
-        raise DataError(message) from error
-    if own is not None:
+    if own is None:
+        data = other_text(run, options, block_size)
+        corpus = open_text(data, named.folder, 0, access)
+    else:
+        data, revisions = text_of_run(named, own, options)
+        listings = list_stream(data, access, revisions) if is_streamed(data) else []
+        corpus = open_text(data, own.tokenizer, own.state.seed, access, listings)
         own.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
     return corpus
@@ -197,9 +183,6 @@ def text_of_run(
     """
     data, parts = run.data, parts_of(run.data)
     revisions = revisions_of(data, run.state)
-    if is_streamed(data) and options.documents not in (None, data.documents):
-        own = f"the run's data.documents={data.documents}"
-        raise DataError(f"--documents {options.documents} is not {own}. Leave it out.")
     if options.source is None:
         for part in parts:
             remedy = f"add --source {part.source} --held-out"
@@ -213,16 +196,8 @@ def text_of_run(
     elif options.source != parts[0].source:
         revisions = [None]
         data = replace(data, source=options.source, streaming=is_streamed(data), mix=[])
-    column = options.column or data.text_column
-    data = replace(
-        data,
-        text_column=column,
-        mix=[replace(part, text_column=options.column or part.text_column) for part in data.mix],
-        documents=options.documents or data.documents,
-        cache_dir=options.cache_dir,
-        stream_cache_bytes=LARGEST_CACHE_BYTES,
-    )
-    return data, revisions
+    cache_dir = options.cache_dir
+    return replace(data, cache_dir=cache_dir, stream_cache_bytes=LARGEST_CACHE_BYTES), revisions
 
 
 def refuse_unopened(named: NamedModel, source: str, remedy: str) -> None:
@@ -268,14 +243,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--source", help="evaluate all of this text; default: the run's held-out text")
     add("--held-out", action="store_true", help="--source is the run's: evaluate its held-out part")
-    add("--column", help="the column with the text, in tables; default: the run's, or text")
-    add("--documents", choices=DOCUMENT_MODES, help="default: as in the run, or packed")
+    add("--column", help="the column of --source with the text, in tables; default: text")
+    add("--documents", choices=DOCUMENT_MODES, help="of --source; default: the run's, or packed")
     add("--block-size", type=POSITIVE_INT, help="tokens per window; default: the run's, or 1024")
     add("--batch-size", type=POSITIVE_INT, default=8, help="windows computed at once")
     add("--batches", type=POSITIVE_INT, help="at most this many; default: all, or as in the run")
     add("--cache-dir", default="out/data", help="the cache of prepared texts")
     add("--json", action="store_true", help="print one JSON object")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not is_whole(options) and (options.column or options.documents):
+        parser.error("the run's own text has its own --column and --documents: leave them out")
+    return options
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from io import TextIOWrapper
 from itertools import takewhile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +23,7 @@ from common.command import exit_code_of
 from common.printable import printable
 from data.chat import ChatTemplate
 from data.errors import DataError
-from data.messages import ChatError, Conversation, Message, objects
+from data.messages import ChatError, Conversation, Message
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import end_ids
 from model.family import LanguageModel
@@ -86,10 +83,7 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     tokenizer = named.tokenizer()
     template = ChatTemplate(tokenizer, named.name)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
-    begin = Conversation(system, {} if options.tools is None else {"tools": options.tools})
-    if begin.extras and "tools" not in template.template_for(begin):
-        what = f"--tools: the chat template of {named.name} never writes tools"
-        raise DataError(f"{what}. Leave it out.")
+    begin = Conversation(system, {})
     model = named.load().to(device)
     context = model.config.block_size
     room_for_reply = min(options.length, (context - 1) // 2)
@@ -170,7 +164,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--no-bos", action="store_true", help="leave out the tokenizer's token before a prompt")
     add("--chat", action="store_true", help="reply to each line of the input")
     add("--system", type=some_text, help="with --chat, the system message")
-    add("--tools", type=tools, help="with --chat, a JSON file with a list of tools to call")
     add("--length", type=POSITIVE_INT, default=500, help="tokens to add; with --chat at most")
     add("--samples", type=POSITIVE_INT, default=1, help="how many texts")
     add("--temperature", type=bounded(float, 0, 1e6), default=0.8, help="0: the likeliest token")
@@ -180,9 +173,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.chat and (options.prompt is not None or options.samples != 1):
         parser.error("--chat reads its questions from the input: leave out --prompt and --samples")
-    for name in ("system", "tools"):
-        if getattr(options, name) is not None and not options.chat:
-            parser.error(f"--{name} is for --chat: add --chat")
+    if options.system is not None and not options.chat:
+        parser.error("--system is for --chat: add --chat")
     return options
 
 
@@ -196,17 +188,6 @@ def some_text(text: str) -> str:
         except UnicodeDecodeError:
             raise argparse.ArgumentTypeError("has bytes that are not valid UTF-8") from None
     return text
-
-
-def tools(path: str) -> list[Any]:
-    """The tools in a file."""
-    try:
-        return objects("it", json.loads(Path(path).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # BadRow is one
-        remedy = "Write a JSON list of objects, each a JSON schema"
-        raise argparse.ArgumentTypeError(f"{path} has no tools: {error}. {remedy}") from error
 
 
 if __name__ == "__main__":

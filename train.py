@@ -45,7 +45,7 @@ def main(config: Config, session: Session) -> int:
     if session.pretrained is None:
         model = build_empty(gpt_config(config, corpus.tokenizer.vocab_size))
     else:
-        model = session.pretrained.build(session.start, corpus.tokenizer)
+        model = session.pretrained.build(session.start, session.state, corpus.tokenizer)
     freeze(model, optim.freeze)
     session.open(model)
     if session.finished:

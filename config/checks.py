@@ -68,8 +68,6 @@ PATHS = (
     *("snapshot.resume", "run.name", "run.dir"),
 )
 """Keys whose text is, or may be, a path."""
-PART_BYTES, PATH_BYTES = 255, 3_900
-"""Limits of file systems for a name and of the system for a path, minus a run's own files."""
 
 
 def problems(config: Config) -> list[str]:
@@ -138,9 +136,6 @@ def _why_no_path(text: str) -> str | None:
         return "is empty. Leave it out for its default"
     if os.path.expanduser(text).startswith("~"):  # noqa: PTH111  Path raises for this
         return f"names the home of an unknown user: write {Path.cwd() / text}"
-    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in text.split("/")]
-    if "://" not in text and (max(sizes) > PART_BYTES or sum(sizes) + len(sizes) > PATH_BYTES):
-        return f"is too long: at most {PART_BYTES} bytes for a name, {PATH_BYTES} for a path"
     return None
 
 

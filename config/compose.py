@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.printable import shortened
-from config.names import advice
 from config.other_models import recipe_of
 from config.removed import removed
 from config.schema import KEYS, TEXT_KEYS, Config, ConfigError, is_preset, other_model, tokenizer_of
@@ -35,6 +33,13 @@ OWN_SIZES = ("model", *(f"model.{name}" for name in SIZES))
 """The keys that set the sizes of our own model."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ValueError, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value that cannot be parsed or is of another type."""
+ALIKE = 0.75
+"""How similar a name is to that of a key, at least, to be taken for it."""
+OF_LAUNCHER = (
+    "num_processes num_machines mixed_precision precision dtype bf16 fp16 device gpus cpu use_cpu"
+    " multi_gpu use_fsdp fsdp ddp nproc_per_node world_size config_file compile"
+)
+"""Settings of the accelerate config file, in its words and others."""
 Setting = tuple[str, str, Any]
 """Key, text and value of an argument."""
 MIX = "'data.mix=[{source:a,weight:0.7},{source:b,weight:0.3}]'"
@@ -122,26 +127,25 @@ def _parse(argument: str) -> Setting:
     """What Hydra reads in an argument. Raises ConfigError for one that is malformed."""
     name, mark, text = argument.partition("=")
     key = name.lstrip("+~-")
-    keys = [*KEYS, *GROUPS]
     if sentence := removed(key, text):
         raise ConfigError(sentence)
     if name.startswith("-"):
         what = f"There is no option '{name}': the options are --help and --show, and settings are"
-        raise ConfigError(f"{what} key=value. {advice(name, keys)}")
-    if not key.strip() or (not mark and key not in keys):
+        raise ConfigError(f"{what} key=value. {_nearest(key)}")
+    if not mark and key not in KEYS:
         remedy = "A value with spaces needs quotes: 'data.source=my text.txt'"
         raise ConfigError(f"'{argument}' is not of the form key=value. {remedy}.")
-    if key not in keys:
-        raise ConfigError(f"There is no key '{key}'. {advice(key, keys)}")
+    if key not in (*KEYS, *GROUPS):
+        raise ConfigError(f"There is no key '{key}'. {_nearest(key)}")
     if not mark or name != key or text == "???":
         raise ConfigError(f"'{argument}' sets no key. Write {key}=value.")
     try:
         override = OverridesParser.create().parse_override(argument)
         value = override.value()
-    except BAD_VALUE:
-        raise ConfigError(_unreadable(key, text)) from None
+    except BAD_VALUE as error:
+        raise ConfigError(_unreadable(key, text, error)) from None
     if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
-        raise ConfigError(_unreadable(key, text))
+        raise ConfigError(_unreadable(key, text, "it is a list or a mapping"))
     if override.is_sweep_override():
         remedy = "Loop over them in the shell, and give each run another run.name"
         raise ConfigError(f"'{argument}' has several values, and a run takes one. {remedy}.")
@@ -152,21 +156,29 @@ def _parse(argument: str) -> Setting:
     return key, text, [value] if key == "run.tracker" and isinstance(value, str) else value
 
 
-def _unreadable(key: str, text: str) -> str:
-    """The mistake of a value that Hydra does not parse; of a text, with an argument that works."""
+def _nearest(name: str) -> str:
+    """What to write instead of a name that is no key."""
+    name = name.replace("-", "_")
+    last = name.rpartition(".")[2]
+    if last in OF_LAUNCHER.split():
+        where = "options of `accelerate launch`, before train.py, or entries of its config file"
+        return f"Processes, machines, precision and compilation belong to the launcher: {where}."
+    ends = {key.rpartition(".")[2]: key for key in (*KEYS, *GROUPS)}
+    near = [ends[last]] if last in ends else difflib.get_close_matches(name, KEYS, 1, ALIKE)
+    near += [ends[end] for end in difflib.get_close_matches(last, ends, 1, ALIKE)]
+    return "".join(f"The nearest key is {key}. " for key in near[:1]) + "All keys: --help."
+
+
+def _unreadable(key: str, text: str, why: object) -> str:
+    """The mistake of a value that Hydra does not parse, with its own message."""
     from config.checks import why_not_storable  # imports torch
 
     if key not in TEXT_KEYS:
         return _wrong_type(key, text)
     if (reason := why_not_storable(text)) is not None:
         return f"{key}={text} {reason}."
-    return f"Hydra does not parse {key}={text} as one text. Write {shlex.quote(quoted(key, text))}."
-
-
-def quoted(key: str, text: str) -> str:
-    """The argument with quotes of Hydra's grammar: backslashes escape only before a quote."""
-    inner = re.sub(r'(\\*)"', r"\1\1" + r"\\" + '"', text)
-    return f"{key}=" + '"' + re.sub(r"(\\+)$", r"\1\1", inner) + '"'
+    what = str(why).splitlines()[0].rstrip(".")
+    return f"Hydra reads {key}={shortened(text)} as no text ({what}). Write '{key}=\"...\"'."
 
 
 def _wrong_type(key: str, text: str) -> str:

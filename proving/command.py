@@ -29,8 +29,8 @@ from snapshot.disk.state import versions
 from training.distributed.launcher import is_main_process, launched
 from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.console import make_output_lossy
-from training.run.records import PROOF, folder_of_proof
 
+PROOF = "proof.json"
 NAMES, STATUS = 32, 7
 """Widths of the columns."""
 WIDEST = 110
@@ -106,8 +106,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def folder_of(config: Config) -> Path:
-    """The folder of the proof. Raises ConfigError if it holds anything else."""
-    folder = folder_of_proof(config.run.dir)
+    """The folder of the proof, next to the run's. Raises ConfigError if it holds anything else."""
+    folder = Path(f"{config.run.dir}-proof")
     if folder.exists() and any(folder.iterdir()) and not any(folder.glob("*.log")):
         raise ConfigError(
             f"the proof would be written to {folder}, which holds other files. Name another "

@@ -35,12 +35,10 @@ def card_text(
     has_curves: bool = False,
     best: Best | None = None,
     speed: str | None = None,
-    proof: str | None = None,
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`: card.md, filled in.
 
-    `sample` is a text that the model has generated, `speed` is that of the newest steps, `proof`
-    what was checked before the run.
+    `sample` is a text that the model has generated, `speed` is that of the newest steps.
     """
     metadata = _metadata(repo_id, state, shape)
     card = huggingface_hub.ModelCard.from_template(
@@ -56,7 +54,6 @@ def card_text(
         lost=lost_facts(state.data),
         loss=None if state.best_loss is None else loss_in_words(state.data, state.best_loss),
         speed=speed,
-        proof=proof,
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         curves=CURVES if has_curves else None,
         sample=_fenced(printable(sample.strip(), multiline=True)) if sample else None,

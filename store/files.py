@@ -28,7 +28,7 @@ from store.errors import NoFile, StoreError, StoreMissing, StoreMoved, StoreUnre
 from store.latest import FOLDER, LATEST, METRICS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
-RECORDS = (METRICS, "proof.json")
+RECORDS = (METRICS,)
 PART = ".partial-"
 """How a file of a disk begins until all of it is there."""
 BUCKETS = f"{PREFIX}buckets/"

@@ -13,9 +13,9 @@ from torch.profiler import record_function
 
 from config.compose import load_config
 from config.schema import Config, ConfigError
+from snapshot.disk.folder import snapshot_folders, snapshots_in
 from tracing.collectives import rows_of, table
 from training.exits import EXIT_DONE
-from training.run.run_dir import has_snapshot
 from training.run.session import Session
 from training.run.stopping import Due
 
@@ -33,7 +33,7 @@ def load_traced_config(arguments: list[str]) -> Config:
     """
     config = load_config(arguments)
     config.run.dir = f"{config.run.dir}-trace"
-    if has_snapshot(Path(config.run.dir)):  # a trace saves none
+    if snapshot_folders(snapshots_in(Path(config.run.dir))):  # a trace saves none
         raise ConfigError(
             f"a trace would be written to {config.run.dir}, which holds a run with snapshots. Name "
             "another run.dir."

@@ -318,15 +318,13 @@ def test_mistakes_are_sentences(
         ([has_changed], "the text is not the run's: "),
         ([pretrained], "Name a text with --source."),
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),
-        ([finished_run, "--source", tmp_path / "none.txt"], "--source "),
+        ([finished_run, "--source", tmp_path / "none.txt"], "none.txt"),
         ([finished_run, "--source", unknown], "the character '\u00e9' (U+00E9) is not among"),
         ([finished_run, "--source", single], "at least 2. Use more text."),
         ([finished_run, "--block-size", 17], "--block-size=17 is longer than the context of"),
         ([finished_run, "--device", "bogus"], "--device bogus cannot be used here"),
         ([mixed_run, "--source", sources[0], "--held-out"], "is one source, and the run has 2"),
         ([streamed_run, "--source", sources[1], "--held-out"], "the text is not the run's: "),
-        ([streamed_run, "--documents", "masked"], "--documents masked is not the run's"),
-        ([streamed_run, "--column", "none"], "none"),
     ]:
         assert sentence in refused(*words), words
 
@@ -337,6 +335,13 @@ def test_a_count_that_is_none_is_refused_by_the_command_line(option, capsys):
         script.parse(["a-run", option, "0"])
     assert ended.value.code == 2
     assert f"argument {option}: 0 is not between 1 and" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--column=body", "--documents=masked"])
+def test_the_run_s_own_text_has_its_own_column_and_documents(option, capsys):
+    with pytest.raises(SystemExit):
+        script.parse(["a-run", option])
+    assert "has its own --column and --documents" in capsys.readouterr().err
 
 
 def test_a_model_of_no_use_is_a_sentence(pretrained, other_text, refused, monkeypatch):

@@ -46,16 +46,9 @@ def test_a_model_that_never_saw_a_newline_needs_no_prompt(small, sample, tmp_pat
 
 
 def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
-    no_tools = tmp_path / "tools.json"
-    no_tools.write_text("{}")
     for words, sentence in [
         ([str(tmp_path / "none")], "is neither a folder that exists"),
         ([str(finished_run), "--system", "x"], "--system is for --chat"),
-        (
-            [str(finished_run), "--tools", str(no_tools)],
-            "has no tools: it is not a list of objects",
-        ),
-        ([str(finished_run), "--tools", str(tmp_path / "none")], "none cannot be read: No such"),
         ([str(finished_run), "--chat", "--samples", "2"], "leave out --prompt and --samples"),
         ([str(finished_run), "--chat"], "has no chat template"),
         ([str(finished_run), "--device", "bogus"], "--device bogus cannot be used here"),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from config.compose import load_config
 from config.help import PRESETS
-from config.schema import ConfigError, OptimConfig
+from config.schema import Config, ConfigError, OptimConfig, gpt_config
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, MLP, GPTConfig
 from optim.optimizers import OPTIMIZERS, Kind, decayed_groups
@@ -25,11 +25,10 @@ from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.folder import read_json
 from snapshot.disk.load import restore
-from snapshot.disk.model import ADAPTERS, model_config
+from snapshot.disk.model import ADAPTERS, check_described, layout_for, model_config
 from snapshot.disk.save import begin_snapshot
 from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
 from snapshot.errors import SnapshotError, Unresumable
-from training.run.pretrained import refuse_undescribed
 from training.step import learning_rate_at, make_optimizer, set_learning_rate
 
 CPU = torch.device("cpu")
@@ -241,6 +240,11 @@ def edit(monkeypatch, change) -> None:
     monkeypatch.setattr(GPT, "__init__", edited)
 
 
+def check_own(config: Config) -> None:
+    """What `Session.begin` checks of a model of our own."""
+    check_described(layout_for(gpt_config(config, vocab_size=1)))
+
+
 SMALL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=8", "data.block_size=8"]
 
 
@@ -248,7 +252,7 @@ SMALL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=8", "data.block_size
 def test_a_model_unlike_its_config_json_is_refused(monkeypatch, change):
     edit(monkeypatch, change)
     with pytest.raises(SnapshotError) as raised:
-        refuse_undescribed(load_config(SMALL))  # the first that Session.begin does
+        check_own(load_config(SMALL))  # the first that Session.begin does
     assert f"model/gpt.py {EDITS[change]}" in str(raised.value)
     assert "unlike transformers' GPT2LMHeadModel, which would load another" in str(raised.value)
     assert str(raised.value).endswith("a name of its own: GPTConfig.family in model/gpt.py")
@@ -256,30 +260,18 @@ def test_a_model_unlike_its_config_json_is_refused(monkeypatch, change):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_what_its_config_json_says(preset):
-    refuse_undescribed(load_config([f"model={preset}"]))
-
-
-def test_a_size_that_config_json_lacks_is_refused(monkeypatch):
-    config = load_config([*SMALL, "model.activation_function=gelu", "model.dropout=0.1"])
-    refuse_undescribed(config)
-    written = GPTConfig.config_json
-
-    def without(self, end_of_text=None):
-        return {k: v for k, v in written(self).items() if k != "activation_function"}
-
-    monkeypatch.setattr(GPTConfig, "config_json", without)
-    words = r"GPTConfig\.read does not know activation_function from .*\. Write it there"
-    with pytest.raises(ConfigError, match=words):
-        refuse_undescribed(config)
-    monkeypatch.setattr(GPTConfig, "read", classmethod(lambda cls, content: None))
-    with pytest.raises(ConfigError, match=r"does not know vocab_size, block_size, "):
-        refuse_undescribed(config)
+    """With each size, or sample.py would know another model than the run."""
+    config = load_config([f"model={preset}"])
+    if config.model.architecture is None:
+        check_own(config)
+        sizes = gpt_config(config, vocab_size=7)
+        assert sizes.read(sizes.config_json()) == replace(sizes, dropout=0.0)
 
 
 def test_a_changed_model_with_its_own_name_is_trained(monkeypatch, tmp_path):
     edit(monkeypatch, one_more)
     monkeypatch.setattr(GPTConfig, "family", "scaled_gpt")
-    refuse_undescribed(load_config(SMALL))
+    check_own(load_config(SMALL))
     model, optimizer = attempt("adamw")
     update(model, optimizer, 1)
     folder = save(tmp_path, "adamw", model, optimizer, step=1)

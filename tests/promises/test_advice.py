@@ -38,7 +38,6 @@ ANOTHER_RUN = "f" * 32
 def begins(small, tmp_path, monkeypatch):
     """The step that a command with these words begins after; None at the beginning."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.run.run_dir.NOTICE_SECONDS", 0.1)
     monkeypatch.setattr("training.run.run_dir.WAIT_SECONDS", 0.2)
 
     def begun(words: str) -> int | None:
@@ -49,7 +48,7 @@ def begins(small, tmp_path, monkeypatch):
         try:
             state = start._choose(config, lock).state
         finally:
-            lock.release()
+            lock._lock.release()
         return None if state is None else state.step
 
     return begun
@@ -265,7 +264,7 @@ FOLLOWED = {
         lambda hub: LOCK.acquire(RUN_DIR),
         "run.name=mine",
         ("or give this run another run.name", nothing, NEW, None),
-        ("Wait for it or stop it, ", lambda hub: LOCK.release(), "run.name=mine", 30),
+        ("Wait for it or stop it, ", lambda hub: LOCK._lock.release(), "run.name=mine", 30),
     ),
     "a folder that is not to be written": (
         lambda hub: Path("file").write_text(""),

@@ -59,7 +59,7 @@ def locked(run_dir: Path) -> None:
     """What the start of a run does with its directory first."""
     lock = RunLock()
     lock_run_dir(ALONE, load_config([f"run.dir={run_dir}"]), lock)
-    lock.release()
+    lock._lock.release()
 
 
 def put(path: Path, content: str = "the user's") -> Path:

@@ -100,13 +100,6 @@ def test_a_store_is_proven_and_left_as_it_was(small, tmp_path, hub, words_of_sto
         assert lines[name]["status"] == "green"
     assert lines["same bits from the store"]["status"] == "green"
     assert hub.names() == []
-    # The run that follows tells its repo, and its card, what was proven.
-    if words_of_store == ["hub.repo_id=me/run"]:
-        later = [*small, *words_of_store, f"run.dir={tmp_path / 'run'}"]
-        assert runs.train(*later, **hub.environment()).returncode == 0
-        proof, card = (hub.repo("me/run").read("main", one) for one in ("proof.json", "README.md"))
-        assert json.loads(proof)["checks"] == content["checks"]
-        assert f"{content['counts']['green']} green, 0 red" in card.decode()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch.optim import Optimizer
 
 from config.other_models import settle_rate
-from config.schema import Config, ConfigError, gpt_config, lora_of, other_model, too_long
+from config.schema import Config, ConfigError, lora_of, other_model, too_long
 from data.chat import ChatTemplate
 from data.columns import MASKED
 from data.corpus import Corpus
@@ -45,32 +45,6 @@ from training.distributed.processes import (
 IN_FILES = {"BF16": "bf16", "F16": "fp16"}
 """`model.frozen_dtype` by safetensors' name of a dtype that it holds without loss."""
 
-OF_TRAINING = ("dropout", "activation_checkpointing", "lora")
-"""Fields of a model's sizes that whoever loads a snapshot decides anew."""
-
-
-def refuse_undescribed(config: Config) -> None:
-    """Raise an error where a model of our own is not what its snapshots' config.json would say.
-
-    A SnapshotError for other tensors, a ConfigError for a size that sample.py would not know.
-    """
-    if other_model(config.model) is not None:
-        return
-    sizes = gpt_config(config, vocab_size=1)
-    check_described(layout_for(sizes))
-    name, read = type(sizes).__name__, sizes.read(sizes.config_json())
-    lost = [
-        entry
-        for entry, value in vars(sizes).items()
-        if entry not in OF_TRAINING and getattr(read, entry, None) != value
-    ]
-    if lost:
-        raise ConfigError(
-            f"{name}.read does not know {', '.join(lost)} from what {name}.config_json writes: "
-            "sample.py and evaluate.py would use another model. Write it there, and have read "
-            "take it."
-        )
-
 
 def find_pretrained(
     accelerator: Accelerator, config: Config, start: Start
@@ -86,30 +60,27 @@ def find_pretrained(
     if (named := other_model(config.model)) is None:
         return None
     key, value = named
+    timeout, is_pretrained = config.hub.timeout_seconds, key == "model.pretrained"
+    found: list[Base] = []
+
+    def find() -> str:
+        found.append(open_base(key, value, timeout, is_pretrained))
+        return found[0].place or found[0].name
+
+    def open_here() -> Base:
+        return found[0] if found else open_base(key, where, timeout, is_pretrained)
+
     if start.folder is not None:
         base = Base(f"{key}={value}", value, start.folder)
     else:
-        found = run_on_main(accelerator, lambda: _open(config))
-        where = decided_by_main(
-            accelerator, lambda: None if found is None else found.place or found.name
-        )
-        base = local_main_first(accelerator, lambda: found or _open(config, where))
+        where = decided_by_main(accelerator, find)
+        base = replace(local_main_first(accelerator, open_here), key=f"{key}={value}")
     if config.data.documents == MASKED:
         sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
         if not sizes.can_pack:
             raise ConfigError(f"{base.key}: {CANNOT_MASK}")
     settle_rate(config, base.parameters)
     return PretrainedModel(accelerator, config, base)
-
-
-def _open(config: Config, where: str | None = None) -> Base:
-    """Open the model that the configuration names, or `where` the main process has found it."""
-    named = other_model(config.model)
-    assert named is not None
-    key, value = named
-    is_pretrained = key == "model.pretrained"
-    base = open_base(key, where or value, config.hub.timeout_seconds, is_pretrained)
-    return replace(base, key=f"{key}={value}")
 
 
 class PretrainedModel:
@@ -119,32 +90,29 @@ class PretrainedModel:
         self.base = base
         self.adapters: Adapters | None = None
         """What snapshots say of the base, if they hold adapters."""
+        self.weights: Path | None = None
+        """Where the base's weights are, if they are needed."""
         self.stored_as = FLOAT32
         """The dtype of the base's matrices in its files, one of `model.frozen.DTYPES`."""
         self._accelerator, self._config = accelerator, config
-        self.has_weights = config.model.pretrained is not None
-        self.weights: Path | None = None
-        """Where the base's weights are, if they are needed."""
-        self._base_config: dict[str, Any] | None = None
-        self._base_digest: str | None = None
 
-    def build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
+    def build(self, start: Start, state: RunState, tokenizer: Tokenizer) -> LanguageModel:
         """Build the model of `base`, or that of the snapshot which the run resumes from.
 
-        Every process must call this. The parameters have no values, and take no memory before they
-        are sharded. Raises ConfigError, DataError, SnapshotError and StoreError.
+        `state` gets what snapshots say of the base of adapters. The parameters have no values, and
+        take no memory before they are sharded. Every process must call this. Raises ConfigError,
+        DataError, SnapshotError and StoreError.
         """
         accelerator, base, keys = self._accelerator, self.base, self._config.model
-        kept = keys.frozen_dtype if start.state is None else start.state.frozen_dtype
-        if kept == NF4:  # of a snapshot; a configuration that asks for it was refused before
+        if state.frozen_dtype == NF4:  # of a snapshot; what the configuration asks for is checked
             refuse_nf4(accelerator)
         context, end = self._config.data.block_size, tokenizer.end_of_text
         base = base.on_text(tokenizer.vocab_size, context, end)
         sizes = base.config(keys.dropout, keys.activation_checkpointing)
-        if self._config.data.block_size > sizes.block_size:
+        if context > sizes.block_size:
             raise ConfigError(too_long(self._config, base.key, sizes.block_size))
         refuse_larger_than(sizes.vocab_size, tokenizer, str(self._config.data.tokenizer))
-        if start.folder is None and self.has_weights:
+        if start.folder is None and keys.pretrained is not None:
             here = accelerator.is_local_main_process
             self.weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
             run_on_main(accelerator, lambda: check_weights(base, sizes))
@@ -154,31 +122,30 @@ class PretrainedModel:
         except LoraError as error:
             raise ConfigError(str(error)) from error
         if (lora := model.config.lora) is not None:
-            if start.folder is None or start.state is None:
-                self.adapters = self._name_base(lora, model)
+            if start.folder is None:
+                self.adapters = self._name_base(lora, model, state)
             else:
-                self.adapters = self._find_base(lora, start.folder, start.state)
+                self.adapters = self._find_base(lora, start.folder, state)
         if (weights := self.weights) is not None:
             self.stored_as = decided_by_main(accelerator, lambda: _dtype_in(weights))
         return model
 
-    def _name_base(self, lora: Lora, model: LanguageModel) -> Adapters:
+    def _name_base(self, lora: Lora, model: LanguageModel, state: RunState) -> Adapters:
         """What the snapshots of a new run say of the base that it trains adapters around."""
         folder, content = self.base.folder, model.config.config_json()
-        self._base_config = content
-        self._base_digest = run_on_main(self._accelerator, lambda: digest_of(folder))
+        state.base_config = content
+        state.base_digest = run_on_main(self._accelerator, lambda: digest_of(folder))
         name, commit = self.base.published or (str(folder.absolute()), None)
         return Adapters(lora, self._public(name), commit, content.get("model_type") == GPT2)
 
-    def _find_base(self, lora: Lora, place: Path, state: RunState) -> Adapters:
+    def _find_base(self, lora: Lora, snapshot: Path, state: RunState) -> Adapters:
         """Find the base of the adapters in a snapshot, whose weights `fill_weights` reads."""
-        held, here = read_adapters(place), self._accelerator.is_local_main_process
+        held, here = read_adapters(snapshot), self._accelerator.is_local_main_process
         assert held is not None, "check_snapshot has found them"
-        self._base_config, self._base_digest = state.base_config, state.base_digest
         timeout, named = self._config.hub.timeout_seconds, self._config.model.pretrained
 
         def find() -> Path:
-            found = open_base_of(held, state.base_digest, place, timeout, named)
+            found = open_base_of(held, state.base_digest, snapshot, timeout, named)
             return found.fetch_weights(here)
 
         self.weights = local_main_first(self._accelerator, find)
@@ -189,10 +156,6 @@ class PretrainedModel:
     def _public(self, name: str) -> str:
         """The name of a base in snapshots; others may read those that are uploaded."""
         return name if self._config.hub.store_url is None else public_name(name)
-
-    def note_base(self, state: RunState) -> None:
-        """Have the run's state say what the base of its adapters is."""
-        state.base_config, state.base_digest = self._base_config, self._base_digest
 
 
 def refuse_nf4(accelerator: Accelerator) -> None:

@@ -1,13 +1,9 @@
-"""A run's records: its metrics, those of other machines, what is uploaded, which step is best."""
+"""A run's records: its metrics, those of other machines, and which step is the best."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from common.retries import with_retries
 from config.schema import Config, ConfigError
@@ -32,8 +28,6 @@ from training.reporting.metrics import (
 )
 from training.run.run_dir import not_writable
 
-PROOF = "proof.json"
-
 
 def begin_records(console: Console, config: Config, start: Start, state: RunState) -> MetricsFile:
     """Write config.yaml, and continue metrics.jsonl, also with what other machines recorded.
@@ -46,16 +40,15 @@ def begin_records(console: Console, config: Config, start: Start, state: RunStat
     step = state.step if start.is_in(run_dir) else 0
     problem = fetch_missing(config, start, state)
     try:
-        write_whole(
-            run_dir / CONFIG_FILE, as_yaml(config).encode()
-        )  # first: it makes the folder a run's
+        # This comes first, because it makes the folder a run's.
+        write_whole(run_dir / CONFIG_FILE, as_yaml(config).encode())
         metrics = MetricsFile(run_dir / METRICS, step)
     except OSError as error:
         raise not_writable(run_dir, error) from error
     console.events = Events(metrics, state.attempt_id)
     if problem:
         console.warn(problem)
-    console.note("start", state.step, _origin(config, start))
+    console.note("start", state.step, _origin(run_dir, start))
     console.note("machine", state.step, state.computed_on or "")
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
@@ -63,11 +56,11 @@ def begin_records(console: Console, config: Config, start: Start, state: RunStat
     return metrics
 
 
-def _origin(config: Config, start: Start) -> str:
+def _origin(run_dir: Path, start: Start) -> str:
     """Where the attempt starts."""
     if start.folder is None:
         return "from scratch"
-    if not start.is_in(Path(config.run.dir)):
+    if not start.is_in(run_dir):
         return "from the snapshot of another run"
     return f"resumed from the {'Hub' if start.fetched else 'disk'}"
 
@@ -78,12 +71,10 @@ def fetch_missing(config: Config, start: Start, state: RunState) -> str:
     Returns why that failed, or an empty text.
     """
     run_dir, contents = Path(config.run.dir), start.contents
-    latest = None if contents is None else contents.latest
-    if contents is None or latest is None or latest.run_id != state.run_id:
+    if contents is None or contents.latest is None or contents.latest.run_id != state.run_id:
         return ""
     try:
-        newest = newest_step(run_dir / METRICS)
-        if newest is not None and newest >= state.step:
+        if (newest_step(run_dir / METRICS) or 0) >= state.step:
             return ""
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
             fetched = with_retries(lambda: fetch_metrics(contents, Path(folder)))
@@ -97,31 +88,10 @@ def fetch_missing(config: Config, start: Start, state: RunState) -> str:
     return ""
 
 
-def folder_of_proof(run_dir: str | Path) -> Path:
-    """Where prove.py records what it has checked for a run: next to its directory."""
-    return Path(f"{run_dir}-proof")
-
-
-def read_proof(run_dir: str | Path) -> dict[str, Any] | None:
-    """What prove.py recorded for a run, with its `summary`; None without a record of it."""
-    with suppress(OSError, ValueError):
-        proof = json.loads((folder_of_proof(run_dir) / PROOF).read_text(encoding="utf-8"))
-        if isinstance(proof, dict) and isinstance(proof.get("summary"), str):
-            return proof
-    return None
-
-
-def records_for_upload(config: Config) -> Callable[[int], dict[str, bytes]]:
-    """What an upload adds of the records: `store.attempt.UploadTarget.records`."""
-    run_dir = Path(config.run.dir)
-
-    def records(step: int) -> dict[str, bytes]:
-        files = {METRICS: metrics_up_to(run_dir / METRICS, step)}
-        if (proof := read_proof(run_dir)) is not None:
-            files[PROOF] = json.dumps(proof, indent=2).encode()
-        return {name: content for name, content in files.items() if content}
-
-    return records
+def metrics_for_upload(config: Config, step: int) -> dict[str, bytes]:
+    """What the upload of a step adds of the records: `store.attempt.UploadTarget.records`."""
+    content = metrics_up_to(Path(config.run.dir) / METRICS, step)
+    return {METRICS: content} if content else {}
 
 
 class BestSnapshot:
@@ -132,18 +102,12 @@ class BestSnapshot:
 
     def __init__(self, config: Config, is_main: bool, state: RunState, start: Start) -> None:
         """Begin an attempt at `state`. Only the main process knows the best."""
-        run_dir = Path(config.run.dir)
+        run_dir, latest = Path(config.run.dir), start.known_latest
         self._root, self._is_known = snapshots_in(run_dir), config.snapshot.keep_best and is_main
-        self._losses: dict[int, float] = {}  # by step
-        self._in_store: Best | None = None
-        if self._is_known:
-            losses = held_out_losses(run_dir / METRICS)
-            here = map(step_of, snapshot_folders(self._root))
-            self._losses = {step: losses[step] for step in here if step in losses}
-            latest = start.known_latest
-            if latest is None or latest.run_id != state.run_id or latest.best_loss is None:
-                return
-            self._in_store = Best(latest.best_step, latest.best_loss, None)
+        self._losses = held_out_losses(run_dir / METRICS) if self._is_known else {}  # by step
+        self._in_store: list[Best] = []
+        if latest is not None and latest.run_id == state.run_id and latest.best_loss is not None:
+            self._in_store = [Best(latest.best_step, latest.best_loss, None)]
 
     @property
     def newest(self) -> Best | None:
@@ -151,13 +115,9 @@ class BestSnapshot:
         if not self._is_known:
             return None
         losses = dict(self._losses)  # the main thread may add one meanwhile
-        here = [
-            Best(step_of(folder), losses[step_of(folder)], folder)
-            for folder in snapshot_folders(self._root)
-            if step_of(folder) in losses
-        ]
-        in_store = [] if self._in_store is None else [self._in_store]
-        return min(here + in_store, key=lambda best: best.loss, default=None)
+        folders = {step_of(folder): folder for folder in snapshot_folders(self._root)}
+        here = [Best(step, losses[step], folders[step]) for step in folders if step in losses]
+        return min(here + self._in_store, key=lambda best: best.loss, default=None)
 
     def evaluated(self, step: int, loss: float) -> None:
         """Note the held-out loss of a step, whose snapshot may still be written."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,12 +19,11 @@ from common.command import say_error
 from common.shared_files import acquire, file_lock
 from config.schema import Config, ConfigError
 from config.stored import CONFIG_FILE, read_config
-from snapshot.disk.folder import TEMPORARY_PREFIX, manifest_entries, snapshot_folders, snapshots_in
-from snapshot.errors import SnapshotError
+from snapshot.disk.folder import MANIFEST, TEMPORARY_PREFIX, snapshot_folders, snapshots_in
 from snapshot.start import has_steps
 from store.latest import METRICS
 from training.distributed.launcher import is_local_main_process, is_one_machine
-from training.distributed.processes import decided_by_main, is_on_any, run_on_all
+from training.distributed.processes import is_on_any, run_on_all
 from training.exits import exit_code_in
 from training.reporting.curves import CURVES
 from training.reporting.trackers import FOLDER as TRACKERS
@@ -35,7 +33,6 @@ EXIT_CODE, LOCK = "exit_code", ".lock"
 ATTEMPTS = "attempts.txt"
 """The ids of the attempts that uploaded from the directory, to compare with latest.json."""
 WRITTEN = (CONFIG_FILE, METRICS, ATTEMPTS, CURVES, TRACKERS, LOCK)
-NOTICE_SECONDS = 3.0
 WAIT_SECONDS = 30.0
 """How long to wait for a process that is just ending, with a snapshot to write first."""
 
@@ -64,17 +61,9 @@ def refuse_foreign(run_dir: Path) -> None:
 
 def holds_run(run_dir: Path) -> bool:
     """Whether a run has written its configuration or a snapshot to a folder."""
-    return read_config(run_dir / CONFIG_FILE) is not None or has_snapshot(run_dir)
-
-
-def has_snapshot(run_dir: Path) -> bool:
-    """Whether a run has written a snapshot to a folder, damaged or not."""
-    with suppress(SnapshotError):
-        for folder in snapshot_folders(snapshots_in(run_dir)):
-            with suppress(SnapshotError):
-                manifest_entries(folder)
-                return True
-    return False
+    snapshots = snapshot_folders(snapshots_in(run_dir))
+    has_snapshot = any((folder / MANIFEST).is_file() for folder in snapshots)
+    return has_snapshot or read_config(run_dir / CONFIG_FILE) is not None
 
 
 def record_attempt(run_dir: Path, attempt_id: str) -> frozenset[str]:
@@ -85,9 +74,8 @@ def record_attempt(run_dir: Path, attempt_id: str) -> frozenset[str]:
     before: frozenset[str] = frozenset()
     with suppress(OSError, ValueError):
         before = frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
-    if attempt_id not in before:
-        with suppress(OSError), open(run_dir / ATTEMPTS, "a", encoding="utf-8") as opened:
-            opened.write(f"{attempt_id}\n")
+    with suppress(OSError), open(run_dir / ATTEMPTS, "a", encoding="utf-8") as opened:
+        opened.write(f"{attempt_id}\n")
     return before
 
 
@@ -116,7 +104,6 @@ class RunLock:
         """Where to leave an exit code; None: another process leaves it."""
         self._lock: FileLock | None = None
         self._code: int | None = None
-        self._is_written = False
         # The thread that handles signals ends the process: never while the main thread writes.
         self._writing = Lock()
 
@@ -158,47 +145,43 @@ class RunLock:
         except OSError as error:
             raise not_writable(run_dir, error) from error
 
-    def acquire_on_other_machine(self, run_dir: Path) -> None:
-        """Acquire on behalf of a machine without the main process. Its first process calls this.
+    def acquire_on_other_machine(self, run_dir: Path) -> bool:
+        """Acquire for a machine without the main process; whether it has a disk of its own.
 
-        On a disk that both share, the main process holds the lock and leaves the exit code of both.
+        Its first process calls this. On a disk that both share, the main process holds the lock and
+        leaves the exit code of both.
         """
         lock = file_lock(run_dir / LOCK)
         with suppress(OSError, Timeout):
             _make(run_dir)
             if acquire(lock, 0):
                 self._hold(lock, run_dir)
-
-    def release(self) -> None:
-        """Let another attempt have the directory."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        return self.is_held
 
     def note_exit(self, code: int) -> int:
         """Leave an exit code for whoever started this attempt, and return it.
 
         The first code that is noted counts, and is returned for each later one. Nothing is written
-        where another process trains in the directory, or where there is no directory yet.
+        where another process trains in the directory, where there is no directory yet, or over a
+        file of that name that has another use.
         """
         with self._writing:
-            self._code = code if self._code is None else self._code
-            if not self._is_written:
+            if self._code is None:
+                self._code = code
                 with suppress(OSError, Timeout):  # on a full disk the process still has its code
-                    self._write(self._code)
-                    self._is_written = True
-        return self._code
+                    self._write()
+            return self._code
 
-    def _write(self, code: int) -> None:
-        """Leave an exit code, unless a file of that name has another use."""
+    def _write(self) -> None:
         if self._run_dir is None or not self._run_dir.is_dir():
             return
-        lock = file_lock(self._run_dir / LOCK)
+        lock = self._lock or file_lock(self._run_dir / LOCK)
         if self._lock is None:  # raises Timeout where another process trains
             acquire(lock, 0)
         if may_hold_code(path := self._run_dir / EXIT_CODE):
-            path.write_text(f"{code}\n")
-        lock.release()
+            path.write_text(f"{self._code}\n")
+        if self._lock is None:
+            lock.release()
 
     def _hold(self, lock: FileLock, run_dir: Path) -> None:
         self._lock, self._run_dir = lock, run_dir
@@ -222,25 +205,10 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
             lock.leave_code_in(None)  # the main process's refusal is not this machine's exit code
 
     run_on_all(accelerator, acquire)
-    if is_one_machine():
-        return
-
-    # Some shared disks have locks that only count on one machine.
-    def leave_mark() -> str:
-        """A file by which another machine knows that it sees the main process's disk."""
-        name = f"{TEMPORARY_PREFIX}main-{uuid.uuid4().hex[:8]}"
-        (run_dir / name).touch()
-        return name
-
-    mark = run_dir / decided_by_main(accelerator, leave_mark)
-    first = accelerator.is_local_main_process and not accelerator.is_main_process
-    on_own_disk = first and not mark.exists()
-    if on_own_disk:
-        lock.acquire_on_other_machine(run_dir)
-    lock.own_disks = is_on_any(accelerator, on_own_disk)
-    if accelerator.is_main_process:
-        with suppress(OSError):  # a start removes what others have left
-            mark.unlink()
+    if not is_one_machine():
+        first = accelerator.is_local_main_process and not accelerator.is_main_process
+        on_own_disk = first and lock.acquire_on_other_machine(run_dir)
+        lock.own_disks = is_on_any(accelerator, on_own_disk)
 
 
 def _make(run_dir: Path) -> None:
@@ -253,10 +221,10 @@ def _make(run_dir: Path) -> None:
 def _acquired(lock: FileLock, run_dir: Path) -> bool:
     """Whether the lock is held; False on a file system without locks."""
     try:
-        return acquire(lock, NOTICE_SECONDS)
+        return acquire(lock, 0)
     except Timeout:
         say_error(f"{run_dir} is in use by another process: waiting up to {WAIT_SECONDS:.0f} s")
-        return acquire(lock, WAIT_SECONDS - NOTICE_SECONDS)
+        return acquire(lock, WAIT_SECONDS)
 
 
 def not_writable(run_dir: Path, error: OSError) -> ConfigError:

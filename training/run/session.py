@@ -15,12 +15,13 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from config.schema import Config
+from config.schema import Config, gpt_config, other_model
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
 from model.frozen import NF4
+from snapshot.disk.model import check_described, layout_for
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
@@ -52,7 +53,6 @@ from training.run.pretrained import (
     find_pretrained,
     generation,
     refuse_nf4,
-    refuse_undescribed,
 )
 from training.run.records import BestSnapshot, begin_records, evaluation_is_pending
 from training.run.run_dir import RunLock, lock_run_dir
@@ -83,7 +83,7 @@ class Session:
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
-        self.finished = self._waited_for_snapshot = False
+        self.finished, self._timeouts_are_long = False, True
         self._sample: str | None = None
         self._held_out = float("nan")
 
@@ -95,7 +95,8 @@ class Session:
         """
         self.accelerator = accelerator
         check_configuration(accelerator, self.config)
-        refuse_undescribed(self.config)
+        if other_model(self.config.model) is None:
+            check_described(layout_for(gpt_config(self.config, vocab_size=1)))
         if self.config.model.frozen_dtype == NF4:
             refuse_nf4(accelerator)
         lock_run_dir(accelerator, self.config, self._lock)
@@ -148,8 +149,6 @@ class Session:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         choose_frozen_dtype(config, state, self.pretrained, model)
-        if self.pretrained is not None:
-            self.pretrained.note_base(state)
         check_model(accelerator, model, config)
         convert_to_fp8(model)
         key = None if self.pretrained is None else self.pretrained.base.key
@@ -210,7 +209,7 @@ class Session:
         )
         optimizer.optimizer.register_step_pre_hook(self.release_weights)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
-        self._agreement = self._agree_from(state.step)
+        self._agreement = Agreement(accelerator, config, self.signals, seconds_since_launch())
         model.train()
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)
@@ -219,35 +218,25 @@ class Session:
             if config.train.sample_every:
                 self._sample = sample_text(accelerator, model, corpus, state.step).text
 
-    def _agree_from(self, step: int) -> Agreement:
-        age = seconds_since_launch()
-        return Agreement(self.accelerator, self.config, self.signals, step, age)
-
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, counted from 1; the loop computes one update for each.
 
         Ends early when all processes have agreed to stop.
         """
-        assert self._writer is not None
-        first = self.next_step
         self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
         self.report.clock.enter(PASSES)  # the first speed is that of steps, too
-        for step in range(first, self.config.train.max_steps + 1):
-            self._waited_for_snapshot = False
+        for step in range(self.next_step, self.config.train.max_steps + 1):
             self._loss_parts.clear()  # of passes that were no step's
             yield step
             assert self.state.step == step, "finish_step was not called"
-            any_due = any(self._due)
-            if any_due or self._waited_for_snapshot:
+            if self._timeouts_are_long:
                 self.accelerator.wait_for_everyone()
             if self._due.end:
                 return
-            if step == first:
-                self._writer.check_update(self.state)
-            if any_due:
+            if self._timeouts_are_long:
                 self.report.clock.enter(PASSES)  # the speed is that of the steps
-            if any_due or self._waited_for_snapshot or step == first:
                 self._timeouts.tighten()
+                self._timeouts_are_long = False
 
     def finish_step(
         self,
@@ -265,7 +254,9 @@ class Session:
         metrics.jsonl, the console and the trackers. Raises TrainingStopped when a loss or a norm is
         not finite, ConfigError when a metric is no number.
         """
-        self.release_weights()  # fp16's loss scaler may have skipped the update
+        assert self._writer is not None
+        if self._writer.pending:  # fp16's loss scaler has skipped the update
+            self.release_weights()
         self.state.step, self.state.epoch = step, epoch
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
@@ -277,8 +268,13 @@ class Session:
             self.report.write(self.accelerator)
         if any(self._due):
             self.report.clock.enter(EVALUATION)
-            self._timeouts.relax()
+            self._lengthen_timeouts()
         return self._due
+
+    def _lengthen_timeouts(self) -> None:
+        """Let processes wait long for one that works alone, until the step ends."""
+        self._timeouts.relax()
+        self._timeouts_are_long = True
 
     def save(self) -> None:
         """Begin the snapshot of the step; the next update waits for it. All processes call this."""
@@ -347,11 +343,10 @@ class Session:
         """
         self.report.clock.enter(UPDATE)
         writer = self._writer
-        if writer is None or writer.is_settled:
+        if writer is None or writer.written is None:
             return
-        if writer.pending:
-            self._timeouts.relax()  # the other processes wait for the one that writes
-            self._waited_for_snapshot = True
+        if writer.pending:  # the other processes wait for the one that writes
+            self._lengthen_timeouts()
         writer.finish()
 
     def _finish_uploads(self) -> None:

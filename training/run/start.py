@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,25 +59,24 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     downloads it. Raises SnapshotError where a snapshot cannot be used or is another run's by the
     configuration, and where another machine can neither see nor download the chosen one.
     """
-    start = Start(None, None, "")
+    start, is_main = Start(None, None, ""), accelerator.is_main_process
 
     def choose() -> dict[str, Any] | None:
         nonlocal start
         start = _choose(config, lock)
-        return _facts_of(start, config)
+        return None if start.folder is None else asdict(_as_seen_by_others(start, config))
 
     facts = decided_by_main(accelerator, choose)
     if facts is None:
         return start
-    chosen, is_main = Chosen(**facts), accelerator.is_main_process
+    chosen = Chosen(**facts)
     if is_one_machine():
         return start if is_main else chosen.here(config)
 
     def on_this_machine() -> Start:
         if is_main:
             return start
-        fetches = accelerator.is_local_main_process
-        if fetches:
+        if fetches := accelerator.is_local_main_process:
             remove_downloads(config, lock)  # that were cut off, and may fill the disk
         return chosen.on_other_machine(config, fetches)
 
@@ -111,15 +110,16 @@ class Chosen:
 
         Raises SnapshotError where the snapshot can neither be seen nor downloaded.
         """
-        root = snapshots_in(Path(config.run.dir))
-        folder = root / self.place
+        folder = snapshots_in(Path(config.run.dir)) / self.place
         if fetches and not self._is_whole(folder):
             if self.remote is None:
-                fault = f"{folder} is missing or damaged on this machine"
-                raise SnapshotError(f"{fault}: {_remedy(config)}.")
-            root = folder.parent
+                raise SnapshotError(
+                    f"{folder} is missing or damaged on this machine: copy it here, put it on a "
+                    "disk that all machines share, or give hub.url."
+                )
             source = find(self.remote, config.hub.timeout_seconds)
-            prune(root, step_of(source.fetch(root).path), config.snapshot.keep)
+            newest = step_of(source.fetch(folder.parent).path)
+            prune(folder.parent, newest, config.snapshot.keep)
         return self.here(config)
 
     def _is_whole(self, folder: Path) -> bool:
@@ -128,29 +128,13 @@ class Chosen:
         return False
 
 
-def _remedy(config: Config) -> str:
-    """What to do where another machine lacks what the main process begins from."""
-    if config.snapshot.resume != "auto":
-        return "copy it here, or put it on a disk that all machines share"
-    if config.hub.store_url is None:
-        return "copy it here, give hub.url, or one run.dir on a shared disk"
-    return (
-        f"copy it here, or start on the first machine alone until it is in {config.hub.store_url}"
-    )
-
-
-def _facts_of(start: Start, config: Config) -> dict[str, Any] | None:
-    """The fields of `Chosen` for the main process's start; None where it is from scratch."""
-    if start.folder is None:
-        return None
+def _as_seen_by_others(start: Start, config: Config) -> Chosen:
+    """What the other processes need to find the snapshot of the main process's start."""
+    assert start.folder is not None
     root, folder = snapshots_in(Path(config.run.dir)), start.folder.absolute()
     if start.folder.is_relative_to(root):
         folder = start.folder.relative_to(root)
-    return {
-        "identity": manifest_sha256(start.folder),
-        "place": folder.as_posix(),
-        "remote": start.remote,
-    }
+    return Chosen(manifest_sha256(start.folder), folder.as_posix(), start.remote)
 
 
 def _choose(config: Config, lock: RunLock) -> Start:
@@ -207,16 +191,19 @@ def refuse_other_run(
     `data` are the `data_facts` of the text. Without them only the configuration is compared, which
     needs nothing but the state: before the rest of a snapshot is downloaded.
     """
-    # The state has a digest of the base of adapters, which is checked when that is opened. So it
-    # may lie in another place now.
-    checked = {"model.pretrained"} if trains_adapters(state.config) else set()
+    pairs = {key: (value_of(state.config, key), value_of(config, key)) for key in MUST_MATCH}
+    if trains_adapters(state.config):
+        # The state has a digest of their base, which is checked when that is opened. So it may lie
+        # in another place now.
+        del pairs["model.pretrained"]
+    frozen_dtype = value_of(config, "model.frozen_dtype")
+    if frozen_dtype != AUTO:  # which keeps what the run began with
+        pairs["model.frozen_dtype"] = (state.frozen_dtype or FLOAT32, frozen_dtype)
     differences = [
         f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
-        for key in MUST_MATCH
-        if (before := value_of(state.config, key)) != (now := value_of(config, key))
-        and key not in checked
+        for key, (before, now) in pairs.items()
+        if before != now
     ]
-    differences += _differences_of_frozen(state, config)
     differences += [] if data is None else _differences_of_text(state, config, data)
     if differences:
         raise OtherRun(
@@ -227,32 +214,22 @@ def refuse_other_run(
         )
 
 
-def _differences_of_frozen(state: RunState, config: dict[str, Any]) -> list[str]:
-    """How the frozen weights differ from those that were trained around; auto keeps them."""
-    key = "model.frozen_dtype"
-    before, now = state.frozen_dtype or FLOAT32, value_of(config, key)
-    return [] if now in (AUTO, before) else [f"{key}: {before} in the snapshot, {now} now"]
-
-
 def _differences_of_text(
     state: RunState, config: dict[str, Any], data: dict[str, Any]
 ) -> list[str]:
     """How the text and its tokens differ from those of a snapshot."""
-    differences = []
-    known = state.data.get("vocabulary")
-    if known != data["vocabulary"]:
-        differences.append(f"vocabulary: {known} tokens in the snapshot, {data['vocabulary']} now")
-    if state.data.get("fingerprint") == data["fingerprint"]:
+    known, differences = state.data, []
+    if (size := known.get("vocabulary")) != data["vocabulary"]:
+        differences.append(f"vocabulary: {size} tokens in the snapshot, {data['vocabulary']} now")
+    if known.get("fingerprint") == data["fingerprint"]:
         return differences
     before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
     if before != now:  # the fingerprint is that of tokens, so the text may be the same
         known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
         return [*differences, f"data.tokenizer: {known_as}"]
-    of_streams = ", data.window_bytes or data.mix, or data.held_out_split"
-    keys = of_streams if state.stream is not None else ""
     return [
         *differences,
-        f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "
-        f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
-        f"or another data.val_fraction{keys}",
+        f"text: {known.get('name')} ({str(known.get('fingerprint'))[:8]}) in the snapshot, "
+        f"{data['name']} ({data['fingerprint'][:8]}) now, or another data.val_fraction, "
+        "data.window_bytes or data.mix, or data.held_out_split",
     ]

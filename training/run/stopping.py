@@ -15,14 +15,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.exits import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 if TYPE_CHECKING:  # a process takes signals before torch is imported
-    import torch
     from accelerate import Accelerator
-    from torch import Tensor
 
     from config.schema import Config
     from training.distributed.launcher import Launcher
@@ -48,8 +47,8 @@ CAUSES: dict[int, Cause] = {
     WORKER_GONE: Cause("the death of another process", EXIT_FAILED),
 }
 SIGNALS = tuple(number for number in CAUSES if number in signal.valid_signals())
-LAUNCHER_SECONDS = 1.0
-"""How often to check that the launcher is alive."""
+LOOK_SECONDS = 1.0
+"""How often to check that the launcher is alive, and how much of the grace time is left."""
 LAST_WORDS_SECONDS = 2.0
 """The part of the grace time that is reserved for the last messages of a run."""
 AGREE_SECONDS = 1.0
@@ -82,21 +81,16 @@ class Signals:
         """Handle SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP.
 
         `leave(cause, why)` ends the process. Another thread calls it when a signal requires that or
-        the grace time is over. The death of a launcher that does not forward SIGTERM counts as a
-        SIGTERM, because the launcher may have received one. Otherwise nobody has stopped the run,
-        and it must be started again. A launcher's SIGTERM after the death of another worker is a
-        failure and not a request to stop.
+        the grace time is over. `say` tells the user at once what Ctrl-C does.
         """
         self.phase = Phase.NOTHING_BEGUN
-        self._grace, self._leave, self._launcher = grace_seconds, leave, launcher
-        self._say = say
-        self._launcher_lives = launcher is not None  # until it is seen to have ended
         self.cause: int | None = None
         """The key in CAUSES of what stops this run; None while nothing does."""
+        self._grace, self._leave, self._launcher, self._say = grace_seconds, leave, launcher, say
         self._until = math.inf
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)
-        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 # The thread reads the signal from the pipe; the default would end the process.
@@ -111,40 +105,37 @@ class Signals:
         """Stop the run for a signal that another process received, or for another cause."""
         if self.cause is None:
             self.cause, self._until = cause, time.monotonic() + self._grace
-            os.write(self._writing, bytes([0]))  # the thread begins to count the seconds
 
     def _watch(self) -> None:
         while True:
-            try:
+            with suppress(Exception):  # without this thread, nobody would handle later signals
                 self._look()
-            except Exception:  # without this thread, nobody would handle later signals
-                time.sleep(LAUNCHER_SECONDS)
 
     def _look(self) -> None:
         """Wait for a signal, the end of the launcher or of the grace time, and act on it."""
-        waits = [self.seconds_left()] if self.cause is not None else []
-        if self._launcher_lives:
-            waits.append(LAUNCHER_SECONDS)
-        timeout = max(0.0, min(waits)) if waits else None
+        timeout = max(0.0, min(self.seconds_left(), LOOK_SECONDS))
         ready, _, _ = select.select([self._reading], [], [], timeout)
         for number in os.read(self._reading, 64) if ready else b"":
             if number in SIGNALS:
                 self._take(number)
-        if self._launcher is not None and self._launcher_lives and not self._launcher.is_alive():
-            self._launcher_lives = False
+        if self._launcher is not None and not self._launcher.is_alive():
+            # A launcher that forwards no SIGTERM may have received one. Otherwise nobody has
+            # stopped the run, and it must be started again.
+            cause = LAUNCHER_GONE if self._launcher.forwards_sigterm else signal.SIGTERM
+            self._launcher = None
             if self.cause is None:  # the same Ctrl-C may end the launcher
-                forwards = self._launcher.forwards_sigterm
-                self._take(LAUNCHER_GONE if forwards else signal.SIGTERM)
+                self._take(cause)
         if self.cause is not None and self.seconds_left() <= 0:
             self._leave(self.cause, f"{CAUSES[self.cause].name}, and its grace time is over")
 
     def _take(self, cause: int) -> None:
         """Act on a signal, or on the death of the launcher."""
         if cause == signal.SIGTERM and self.cause is None and self._launcher is not None:
+            # A launcher whose worker has died sends SIGTERM to the others.
             cause = WORKER_GONE if self._launcher.lost_a_worker() else cause
         if self.phase is Phase.NOTHING_BEGUN:
             # A launcher that sends SIGTERM reports why; mostly another process has failed.
-            silent = cause in (signal.SIGTERM, WORKER_GONE) and self._launcher_lives
+            silent = cause in (signal.SIGTERM, WORKER_GONE) and self._launcher is not None
             self._leave(cause, "" if silent else f"{CAUSES[cause].name} before the first step")
         elif self.phase is Phase.FAILED:
             self._leave(cause, "")
@@ -176,13 +167,13 @@ class Agreement:
 
     Only whether the attempt ends early, and whether a snapshot is due by the clock, is not known
     to all. Comparing that after each step would add one more wait, so the processes compare about
-    once a second. On a GPU they read the result at the next comparison, when it is long computed.
+    once a second.
     """
 
     def __init__(
-        self, accelerator: Accelerator, config: Config, signals: Signals, step: int, age: float
+        self, accelerator: Accelerator, config: Config, signals: Signals, age: float
     ) -> None:
-        """Begin an attempt after `step`, whose command was launched `age` seconds ago."""
+        """Begin an attempt whose command was launched `age` seconds ago."""
         run, now = config.run, time.monotonic()
         self.reason = ""
         """Why the attempt ends before the last step; empty while it continues."""
@@ -190,14 +181,11 @@ class Agreement:
         # The grace time is reserved for the last step and its snapshot.
         limit = math.inf if run.max_minutes is None else 60 * run.max_minutes - run.grace_seconds
         self._ends = now + limit - age
-        self._saved, self._saved_at = step, now
+        self._saved_at = now
         self._minutes_are_over = False
         """Whether all processes know that the minutes since the last snapshot are over."""
-        self._every = 1  # steps between two comparisons
-        self._steps = 0  # since the last one
-        self._compared_at = now
-        self._result: tuple[int, Tensor] | None = None
-        self._computed: torch.Event | None = None
+        self._every, self._steps, self._compared_at = 1, 0, now
+        """Steps between two comparisons, steps since the last one, and its time."""
 
     @property
     def exit_code(self) -> int:
@@ -219,8 +207,7 @@ class Agreement:
             is_milestone = hub.milestone_every is not None and step % hub.milestone_every == 0
             save = self._minutes_are_over or is_milestone or (snapshot.keep_best and evaluate)
         if save or end:
-            self._saved, self._saved_at = step, time.monotonic()
-            self._minutes_are_over = False
+            self._saved_at, self._minutes_are_over = time.monotonic(), False
         sample = train.sample_every > 0 and (last or step % train.sample_every == 0)
         return Due(save or end, evaluate, sample, end)
 
@@ -234,38 +221,21 @@ class Agreement:
         is_time = minutes is not None and now - self._saved_at >= 60 * minutes
         is_time = is_time and self._accelerator.is_main_process  # by one clock
         if self._accelerator.num_processes > 1:
-            step, cause, pace, is_time = self._largest_of_all(step, cause, pace, is_time)
-            # A GPU's first steps are only queued, so they seem fast.
-            self._every = min(max(1, int(AGREE_SECONDS / max(pace, 1e-4))), 2 * self._every)
-        # On a GPU the answer may have been computed before the last snapshot: then it is void.
-        if is_time and step > self._saved:
-            self._minutes_are_over = True
+            cause, pace, is_time = self._largest_of_all(cause, pace, is_time)
+        # Twice as many at most, because the first steps may be faster than later ones.
+        self._every = min(max(1, int(AGREE_SECONDS / max(pace, 1e-4))), 2 * self._every)
+        self._minutes_are_over = self._minutes_are_over or is_time
         self._compared_at, self._steps = now, 0
         if cause:
             limit = f"={self._config.run.max_minutes:g}" if cause == TIME_IS_OVER else ""
             self.reason = f"{CAUSES[cause].name}{limit}"
             self._signals.stop(cause)
 
-    def _largest_of_all(
-        self, step: int, cause: int, pace: float, is_time: bool
-    ) -> tuple[int, int, float, bool]:
-        """The largest cause, pace and answer of all processes, and the step that they are of.
-
-        On a GPU they are those of the last comparison.
-        """
+    def _largest_of_all(self, cause: int, pace: float, is_time: bool) -> tuple[int, float, bool]:
+        """The largest cause, pace and answer of all processes. Every process must call this."""
         import torch
 
-        device = self._accelerator.device
-        mine = torch.tensor([[float(cause), pace, float(is_time)]], device=device)
+        mine = torch.tensor([[float(cause), pace, float(is_time)]], device=self._accelerator.device)
         gathered = self._accelerator.gather(mine)  # (processes, 3)
-        if device.type != "cpu":
-            before, computed = self._result, self._computed
-            self._result = step, gathered.to("cpu", non_blocking=True)
-            self._computed = torch.accelerator.current_stream().record_event()
-            if before is None or computed is None:
-                # The same everywhere, unlike this process's own pace.
-                return step, 0, AGREE_SECONDS, False
-            computed.synchronize()
-            step, gathered = before
         cause, pace, is_time = gathered.max(dim=0).values.tolist()
-        return step, int(cause), pace, bool(is_time)
+        return int(cause), pace, bool(is_time)

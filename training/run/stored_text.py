@@ -60,7 +60,7 @@ def _not_valid(folder: Path, why: str) -> SnapshotError:
 
 @dataclass(frozen=True)
 class RunText:
-    """The text of a run, and how much of it the run evaluates."""
+    """The text of a run."""
 
     config: Config
     state: RunState
@@ -78,12 +78,6 @@ class RunText:
         chosen = self.data.tokenizer or CHARACTERS
         is_trained = chosen == CHARACTERS or bpe_size(chosen) is not None
         return chosen if is_trained else self.folder
-
-    @property
-    def most_windows(self) -> int | None:
-        """How many windows of held-out text the run evaluates at most; None for all."""
-        train = self.config.train
-        return train.eval_batches and train.eval_batches * train.global_batch_size
 
     def check_same(self, corpus: Corpus) -> None:
         """Raise DataError if a prepared text is not the run's."""

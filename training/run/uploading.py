@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from config.schema import Config
 from snapshot.disk.checking import check_model
-from snapshot.disk.folder import manifest_sha256, snapshot_folders, snapshots_in, step_of
+from snapshot.disk.folder import snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.start import RunStore, Start
 from store.attempt import Best, Card, Policy, UploadTarget
@@ -20,7 +21,7 @@ from store.kinds import open_store
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.curves import CURVES
-from training.run.records import read_proof, records_for_upload
+from training.run.records import metrics_for_upload
 from training.run.run_dir import record_attempt
 from training.run.stopping import LAST_WORDS_SECONDS, Signals
 
@@ -38,14 +39,12 @@ def begin_uploads(
 ) -> Uploader | None:
     """Begin the uploads of this attempt; None without a repo, and where HF_HUB_OFFLINE is set.
 
-    Only the main process calls this.
-
-    Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
+    Only the main process calls this. Snapshots that an earlier attempt did not upload go first: the
+    newest one, and milestones.
     """
-    store = store_of(config)
+    store, hub, run_dir = store_of(config), config.hub, Path(config.run.dir)
     if store is None or store.store.is_offline:
         return None
-    hub = config.hub
     policy = Policy(
         hub.keep, hub.min_interval_seconds, hub.private, hub.takeover, hub.milestone_every
     )
@@ -56,19 +55,19 @@ def begin_uploads(
             state.run_id,
             state.attempt_id,
             start.known_latest,
-            record_attempt(Path(config.run.dir), state.attempt_id),
-            records_for_upload(config),
+            record_attempt(run_dir, state.attempt_id),
+            partial(metrics_for_upload, config),
             start.contents is not None,
         )
     )
-    root = snapshots_in(Path(config.run.dir))
-    if start.is_in(Path(config.run.dir)) and _is_behind(start):
-        seen = start.known_latest
-        uploaded = seen.step if seen is not None and seen.run_id == state.run_id else 0
-        for folder in reversed(snapshot_folders(root)):
-            waits = policy.is_milestone(step_of(folder)) and uploaded < step_of(folder)
-            if folder == start.folder or (waits and step_of(folder) < state.step):
-                hand_over(console, uploads, config, folder)
+    seen = start.known_latest
+    uploaded = seen.step if seen is not None and seen.run_id == state.run_id else 0
+    if not start.is_in(run_dir) or uploaded >= state.step:
+        return uploads
+    for folder in reversed(snapshot_folders(snapshots_in(run_dir))):
+        is_due = policy.is_milestone(step_of(folder)) and step_of(folder) < state.step
+        if folder == start.folder or (is_due and uploaded < step_of(folder)):
+            hand_over(console, uploads, config, folder)
     return uploads
 
 
@@ -92,7 +91,7 @@ def hand_over(
     with suppress(OSError):  # not drawn yet, or not readable: a snapshot matters more
         picture = (Path(config.run.dir) / CURVES).read_bytes()
     try:
-        state, proof, newest_best = read_state(snapshot), read_proof(config.run.dir), best()
+        state, newest_best = read_state(snapshot), best()
         if best_loss is not None:
             state.update_best_loss(best_loss)
         text = card_text(
@@ -104,7 +103,6 @@ def hand_over(
             has_curves=picture is not None,
             best=newest_best,
             speed=console.speed_in_words(),
-            proof=None if proof is None else proof["summary"],
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
@@ -141,13 +139,3 @@ def finish_uploads(
             reached = f"has step {status.step}, not the newest"
         reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
         console.warn(f"{name} {reached}{reason}. The same command uploads it at its next start.")
-
-
-def _is_behind(start: Start) -> bool:
-    """Whether the repo lacks the snapshot that this attempt resumes from."""
-    assert start.folder is not None
-    assert start.state is not None
-    seen = start.known_latest
-    if seen is None or seen.run_id != start.state.run_id:
-        return True
-    return seen.step < start.state.step and seen.manifest_sha256 != manifest_sha256(start.folder)

@@ -19,13 +19,12 @@ from torch.optim import Optimizer
 from config.schema import Config, ConfigError
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
-from model.family import LanguageModel
 from model.sharded import is_sharded, reshard
 from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
 from snapshot.disk.save import Snapshot, begin_snapshot
 from snapshot.disk.state import RunState, token_unit
-from snapshot.disk.tensors import parts_of_moments, refuse_other_counts
+from snapshot.disk.tensors import refuse_other_counts
 from snapshot.disk.writers import Writers, is_coherent
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
@@ -45,10 +44,6 @@ MEMORY_FACTOR = 2
 NO_ROOM = "Free some space and start the same command again."
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
-)
-NO_GRADIENT = (
-    "The loss of a step depends on every parameter that is trained: use it in each forward pass, "
-    "where a layer is left out as x + 0 * layer(x); or name it in optim.freeze."
 )
 
 
@@ -84,8 +79,8 @@ class SnapshotWriter:
         """
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
-        self.is_settled = True
-        """Whether `finish` has nothing to do: no snapshot is pending or has yet to be reported."""
+        self.written: Future[None] | None = None
+        """The newest snapshot, and what follows it, until its outcome has been reported."""
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
         self._tokenizer, self._adapters, self._generation = tokenizer, adapters, generation
@@ -97,8 +92,6 @@ class SnapshotWriter:
         self._stream: torch.Stream | None = None
         self._step, self._unit = 0, "token"
         self._snapshot: Snapshot | None = None
-        self._written: Future[None] | None = None
-        """The newest snapshot, and what follows it, until its outcome has been reported."""
 
     def begin(self, state: RunState, sample: str | None, end: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
@@ -109,9 +102,9 @@ class SnapshotWriter:
         """
         accelerator, begun = self._accelerator, time.perf_counter()
         self._report.clock.enter(SNAPSHOT)
-        if self._written is not None:
-            wait([self._written])  # the thread may still draw the curves of the one before
-        self._report_failure()
+        if self.written is not None:
+            wait([self.written])  # the thread may still draw the curves of the one before
+            self._report_outcome()
         self._step = self._report.saved_step = state.step
         self._unit = token_unit(state.data)
         if accelerator.scaler is not None:
@@ -119,54 +112,29 @@ class SnapshotWriter:
         state.skipped_steps = self._report.skipped
         state.computed_on = computed_on(accelerator, self._config.run)
         try:
-            self._snapshot = self._begin_snapshot(state)
+            snapshot = self._snapshot = self._begin_snapshot(state)
         except Unresumable as error:
             raise ConfigError(f"the snapshot of step {state.step}: {error}.") from error
         except SnapshotError as error:
-            self._written = Future()
-            self._written.set_exception(error)
+            self.written = Future()
+            self.written.set_exception(error)
         else:
             last = state.step >= self._config.train.max_steps
             publish = None if last else partial(self.publish, sample)
             stream = self._background_stream()
-            self._written = self._thread.submit(
-                self._write, self._snapshot, begun, stream, state.step, publish
-            )
+            write = partial(self._write, snapshot, begun, stream, state.step, publish)
+            self.written = self._thread.submit(write)
             if end or accelerator.device.type not in ("cpu", "cuda"):  # others may lack streams
-                wait([self._written])
+                wait([self.written])
         self._report.stall_seconds.append(time.perf_counter() - begun)
         self._report.clock.enter(EVALUATION)
-        self.pending, self.is_settled = not end, end
+        self.pending = not end
         if end:
-            fault = self._written.exception()
-            remedy = NO_NUMBERS if isinstance(fault, NumberFault) else ""
-            remedy = NO_ROOM if isinstance(fault, OSError) else remedy
-            failure = self._failure()
-            stopped = TrainingStopped(f"{failure} {remedy}".rstrip()) if failure else None
-            raise_if_any_failed(accelerator, stopped)
-
-    def check_update(self, state: RunState) -> None:
-        """Raise ConfigError where the first update of an attempt is none that snapshots resume.
-
-        fp16's loss scaler may have skipped that, so the first snapshot has to find out.
-        """
-        if self._accelerator.scaler is not None:
-            return
-        layout = self._resharded().layout()
-        try:
-            parts_of_moments(layout, self._optimizer, self._config.optim.name)
-            refuse_other_counts(layout, self._optimizer, state.step, state.skipped_steps)
-        except SnapshotError as error:
-            remedy = "" if isinstance(error, Unresumable) else f" {NO_GRADIENT}"
-            raise ConfigError(f"after step {state.step}, {error}.{remedy}") from error
-
-    def _resharded(self) -> LanguageModel:
-        """The bare model with the parameters that the optimizer has, also after an evaluation."""
-        reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
-        return unwrapped(self._accelerator, self._model)
+            raise_if_any_failed(accelerator, self._stopped(self.written.exception()))
 
     def _begin_snapshot(self, state: RunState) -> Snapshot:
-        model = self._resharded()
+        reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
+        model = unwrapped(self._accelerator, self._model)
         refuse_other_counts(model.layout(), self._optimizer, state.step, state.skipped_steps)
         return begin_snapshot(
             self._root,
@@ -186,8 +154,8 @@ class SnapshotWriter:
         A disk that refuses it, or numbers that are not finite, cost this snapshot and nothing else:
         the console shows a warning, earlier snapshots stay, and the next one is tried when due.
         """
-        writing = self._written is not None and not self._written.done()
-        if self.pending and writing and self._snapshot is not None:
+        is_writing = self.written is not None and not self.written.done()
+        if self.pending and is_writing and self._snapshot is not None:
             if self._stream is not None:  # the device's own computing is no stall
                 torch.accelerator.current_stream(self._accelerator.device).synchronize()
             begun = time.perf_counter()
@@ -195,8 +163,33 @@ class SnapshotWriter:
                 self._snapshot.release()
             self._report.stall_seconds[-1] += time.perf_counter() - begun
         self.pending = False
-        self._report_failure()
-        self.is_settled = self._written is None
+        if self.written is not None and self.written.done():
+            self._report_outcome()
+
+    def _report_outcome(self) -> None:
+        """Warn if the snapshot whose writing has ended failed. Raises an error of the program."""
+        assert self.written is not None
+        error, self.written = self.written.exception(), None
+        if error is not None:
+            failure = self._failure(error)
+            self._report.console.warn(f"{failure} Training continues; the next is tried.")
+
+    def _stopped(self, error: BaseException | None) -> TrainingStopped | None:
+        """The error of an attempt that ends without its last snapshot; None if it is written."""
+        self.written = None
+        if error is None:
+            return None
+        remedy = NO_NUMBERS if isinstance(error, NumberFault) else ""
+        remedy = NO_ROOM if isinstance(error, OSError) else remedy
+        return TrainingStopped(f"{self._failure(error)} {remedy}".rstrip())
+
+    def _failure(self, error: BaseException) -> str:
+        """Why the snapshot was not written, in sentences. Raises an error of the program."""
+        if not isinstance(error, OSError | SnapshotError):
+            raise error
+        self._report.saved_step = 0
+        reason = f"the snapshot of step {self._step} could not be written: {error}."
+        return f"{reason} {self._report.newest_snapshot()}"
 
     def publish(self, sample: str | None, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""
@@ -230,9 +223,9 @@ class SnapshotWriter:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
         if seconds is None and self._writers.group is not None and not is_one_machine():
             seconds = self._config.run.collective_timeout_seconds  # another machine may be gone
-        if self._written is None or not wait([self._written], seconds).done:
+        if self.written is None or not wait([self.written], seconds).done:
             return
-        if (error := self._written.exception()) is not None:
+        if (error := self.written.exception()) is not None:
             self._report.console.warn(f"a snapshot could not be written: {error!r}.")
 
     def close(self) -> None:
@@ -271,22 +264,6 @@ class SnapshotWriter:
         if self._generation:
             write_json(folder / GENERATION, self._generation)
         self._report.flush()  # a snapshot must not outlive the metrics before it
-
-    def _report_failure(self) -> None:
-        if self._written is not None and self._written.done() and (failure := self._failure()):
-            self._report.console.warn(f"{failure} Training continues; the next is tried.")
-
-    def _failure(self) -> str:
-        """Why the snapshot was not written, in sentences; empty where it was."""
-        assert self._written is not None
-        error, self._written = self._written.exception(), None
-        if error is None:
-            return ""
-        if not isinstance(error, OSError | SnapshotError):
-            raise error
-        self._report.saved_step = 0
-        reason = f"the snapshot of step {self._step} could not be written: {error}."
-        return f"{reason} {self._report.newest_snapshot()}"
 
 
 def writers_of(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import shlex
 import subprocess
 import sys
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from config.compose import load_config, quoted, run_dir_of
+from config.compose import load_config, run_dir_of
 from config.help import help_text, key_rows
-from config.names import ALIASES, OF_LAUNCHER
 from config.schema import KEYS, ConfigError, gpt_config
 from config.stored import as_plain, as_yaml
 from model.family import parameter_count
@@ -99,16 +95,10 @@ def test_the_run_is_named_after_its_text():
     [
         ("train.max_step=3", "The nearest key is train.max_steps."),
         ("max_steps=3", "The nearest key is train.max_steps."),
-        ("optim.lr=3", "The nearest key is optim.learning_rate."),
-        ("epochs=3", "The nearest key is train.max_steps."),
         ("n_layers=3", "The nearest key is model.n_layer."),
         ("optim.learningrate=3", "The nearest key is optim.learning_rate."),
-        ("model.max_steps=3", "The nearest key is train.max_steps."),
-        ("+optim.lr=1", "The nearest key is optim.learning_rate."),
         ("xyzzy=1", "There is no key 'xyzzy'. All keys: --help."),
-        ("++xyzzy=1", "There is no key 'xyzzy'. All keys: --help."),
         ("--max_steps=100", "The nearest key is train.max_steps."),
-        ("--train.max_steps=100", "The nearest key is train.max_steps."),
         ("--max-steps", "The nearest key is train.max_steps."),
         ("--resume", "The nearest key is snapshot.resume."),
         ("--model", "The nearest key is model."),
@@ -120,11 +110,9 @@ def test_the_run_is_named_after_its_text():
         ("model=null", "there is no config/model/null.yaml"),
         ("model@foo=tiny", "There is no key 'model@foo'."),
         ("+train.seed=1", "Write train.seed=value."),
-        ("~train.seed", "Write train.seed=value."),
         ("train.seed", "Write train.seed=value."),
         ("run.name=???", "Write run.name=value."),
         ("text.txt", "A value with spaces needs quotes: 'data.source=my text.txt'."),
-        ("=3", "is not of the form key=value"),
         ("", "is not of the form key=value"),
         ("optim.learning_rate=0.1,0.2", "has several values, and a run takes one."),
         ("model=tiny,baby", "has several values, and a run takes one."),
@@ -140,8 +128,6 @@ def test_the_run_is_named_after_its_text():
         ("model.n_layer=1" + "0" * 30, "must be between 1 and 10000."),
         ("run.name=null", "run.name=null is not a text."),
         ("run.name=${run.nam}", "run.name: Interpolation key 'run.nam' not found."),
-        ("run.name=" + "\u00fc" * 128, "Write 'run.name="),
-        ("run.dir=" + "/x" * 2000, "is too long: at most 255 bytes for a name, 3900 for a path."),
         ("data.source='~nobody-of-this-name/x'", "names the home of an unknown user: write "),
         ("data.source='a\udcff.txt'", "bytes that are not valid UTF-8. Use another name."),
         ("run.dir='a\x1b[31mb'", "has control characters, or bytes"),
@@ -220,35 +206,17 @@ def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text):
     assert load_config([f"run.name={text}"]).run.name == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["é.txt", "a#b", "it's", "~/x", "a,b", "[a]", "a(1).txt", "{a}", "k=v", "a,b\\", 'a\\"b'],
-)
-def test_a_text_that_hydra_cannot_parse_survives_as_an_argument(text):
-    with pytest.raises(ConfigError) as caught:
-        load_config([f"data.source={text}"])
-    (word,) = shlex.split(str(caught.value).partition(" Write ")[2].removesuffix("."))
-    assert load_config([word]).data.source == text
+@pytest.mark.parametrize("text", ["é.txt", "it's", "~/x", "a,b", "[a]", "a(1).txt", "{a}", "k=v"])
+def test_a_text_that_hydra_cannot_parse_is_refused_and_read_in_quotes(text):
+    (sentence,) = mistakes(f"data.source={text}")
+    assert sentence.startswith(f"Hydra reads data.source={text} as no text (")
+    assert sentence.endswith("Write 'data.source=\"...\"'.")
+    assert load_config([f'data.source="{text}"']).data.source == text
 
 
 def test_a_text_that_hydra_takes_needs_no_quotes():
     for text in ("a b.txt", "a:b", "*.txt", "a?b", "a%b", "C:\\x", "a@b", "a+b"):
         assert load_config([f"data.source={text}"]).data.source == text
-
-
-def test_quotes_keep_any_text_to_the_letter():
-    chosen, parser = random.Random(3), OverridesParser.create()
-    for _ in range(500):
-        text = "".join(chosen.choices('\\\\\\""\' ,=[]{}()~#;&$:*aé日\t', k=chosen.randrange(9)))
-        assert parser.parse_override(quoted("run.name", text)).value() == text
-
-
-def test_every_alias_belongs_to_one_existing_key():
-    aliases = [alias for names in ALIASES.values() for alias in names.split()]
-    assert set(ALIASES) <= set(KEYS)
-    assert len(set(aliases)) == len(aliases)
-    assert not {*aliases, *OF_LAUNCHER.split()} & {key.split(".")[1] for key in KEYS}
-    assert not {*aliases} & {*OF_LAUNCHER.split()}
 
 
 def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):

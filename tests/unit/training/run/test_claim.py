@@ -13,7 +13,6 @@ import pytest
 from config.schema import ConfigError
 from disks import as_anybody
 from snapshot.disk.folder import snapshots_in
-from training.run import run_dir as run_dir_module
 from training.run.run_dir import EXIT_CODE, RunLock
 
 
@@ -25,9 +24,7 @@ def lock():
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Have the disk answer each request for a lock with an error, without waiting for long."""
-    monkeypatch.setattr(run_dir_module, "NOTICE_SECONDS", 0.1)
-    monkeypatch.setattr(run_dir_module, "WAIT_SECONDS", 0.2)
+    """Have the disk answer each request for a lock with an error."""
 
     def each(number: int) -> None:
         def flock(descriptor, operation):

@@ -34,7 +34,7 @@ class Attempt:
         config = load_config(["train.max_steps=100000", *words])
         self.signals = SimpleNamespace(cause=None)
         self.signals.stop = lambda cause: setattr(self.signals, "cause", cause)
-        self.agreement = Agreement(self, config, self.signals, step, age=0.0)
+        self.agreement = Agreement(self, config, self.signals, age=0.0)
         self.saved = []
 
     def gather(self, tensor):
@@ -82,16 +82,6 @@ def test_milestones_and_what_may_be_the_best_are_saved_as_well(monkeypatch):
     assert attempt.take(150) == [40, 70, 80, 120, 140]
 
 
-def test_a_late_answer_makes_no_second_snapshot(monkeypatch):
-    """That of a GPU is of an earlier step."""
-    attempt = Attempt(monkeypatch, "snapshot.every_minutes=1", processes=2)
-    agreement, answers = attempt.agreement, iter([(15, True), (16, True), (17, True)])
-    agreement._largest_of_all = lambda *_: (lambda step, is_time: (step, 0, 1.0, is_time))(
-        *next(answers)
-    )
-    assert [agreement.after(step).save for step in (16, 17, 18)] == [True, False, True]
-
-
 def test_a_limit_leaves_time_for_the_last_snapshot(monkeypatch):
     attempt = Attempt(monkeypatch, "run.max_minutes=2", "snapshot.every=100000")
     grace_seconds = load_config([]).run.grace_seconds
@@ -109,7 +99,6 @@ def test_a_signal_to_one_machine_ends_all(monkeypatch):
 
 
 def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
-    """A GPU's host only queues them, a thousand times as fast as they are computed."""
     attempt = Attempt(monkeypatch, processes=2, seconds=1e-3)
     attempt.take(63)
     assert attempt.compared == [1, 3, 7, 15, 31, 63]
