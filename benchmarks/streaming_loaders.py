@@ -66,7 +66,7 @@ def fill(folder: Path) -> None:
     (source,) = our_stream(folder).sources
     for epoch in range(EPOCHS):
         for window in range(len(source.windows(epoch))):
-            source.open(epoch, window)
+            source.open((epoch, window))
 
 
 def ours(folder: Path) -> Any:

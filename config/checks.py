@@ -185,11 +185,9 @@ def _streaming(config: Config) -> Mistakes:
         what = f"{of_default}needs the whole text beforehand, which streaming does not read"
         remedy = "Name a repo or folder with a tokenizer, such as data.tokenizer=gpt2"
         yield "data.tokenizer", f"{what}. {remedy}, or {OF_BYTES}"
-    least = data.window_bytes * max(1, len(data.mix))
-    if data.prefetch_bytes < least:
-        yield "data.prefetch_bytes", f"must be at least {least}: data.window_bytes for each source"
-    if data.stream_cache_bytes < (least := 4 * data.prefetch_bytes):
-        yield "data.stream_cache_bytes", f"must be at least {least}: 4 times data.prefetch_bytes"
+    if data.stream_cache_bytes < (least := 8 * data.window_bytes * max(1, len(data.mix))):
+        what = f"must be at least {least}: 8 times data.window_bytes for each source"
+        yield "data.stream_cache_bytes", what
 
 
 def _mix(config: Config) -> Mistakes:

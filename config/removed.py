@@ -11,6 +11,7 @@ from collections.abc import Sequence
 REMOVED: dict[str, str] = {
     "data.documents=separate": "use masked, in which a document sees itself alone",
     "data.num_workers": "leave it out, because the training process reads its batches itself",
+    "data.prefetch_bytes": "leave it out: four windows of each source are read ahead",
     "hub.bucket": "set hub.url=hf://buckets/<owner>/<name> instead",
     "hub.silence_seconds": "leave it out, because no attempt waits for another one",
     "hub.squash_every": "leave it out, because the contents of pruned snapshots are deleted",

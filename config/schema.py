@@ -71,8 +71,6 @@ class DataConfig:
     """Streamed sources instead of data.source: [{source:a,weight:0.7},{source:b,weight:0.3}]."""
     window_bytes: int = number(32_000_000, *BYTES)
     """Bytes of text that are shuffled at once, per streamed source."""
-    prefetch_bytes: int = number(128_000_000, *BYTES)
-    """Bytes of streamed text that are read ahead of training."""
     stream_cache_bytes: int = number(4_000_000_000, *BYTES)
     """Maximum size in bytes of the cached tokens of streamed text in data.cache_dir."""
     held_out_bytes: int = number(2_000_000, *BYTES)

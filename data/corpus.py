@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -88,7 +89,8 @@ def prepare_corpus(
     Raises DataError if the text is missing, unreadable, empty or shorter than a block, or if the
     cache cannot be used.
     """
-    cache_dir = _expanded(cache_dir)
+    with suppress(RuntimeError):  # the home of an unknown user
+        cache_dir = cache_dir.expanduser()
     with Progress(say) as progress:
         longest = block_size + 1 if documents == CONVERSATIONS else None
         kind = TextColumn if longest is None else MessagesColumn
@@ -121,15 +123,6 @@ def prepare_corpus(
     _check_size(corpus, None if val_fraction == ALL_HELD_OUT else block_size, opened)
     # The cache may hold the name of another file with the same text: use the current name.
     return replace(corpus, info=replace(corpus.info, name=opened.name))
-
-
-def _expanded(cache_dir: Path) -> Path:
-    try:
-        return cache_dir.expanduser()
-    except RuntimeError as error:
-        raise DataError(
-            f"data.cache_dir={cache_dir}: {error} Give the full path of the folder."
-        ) from error
 
 
 def _is_whole(folder: Path, verify: bool, say: Callable[[str], None]) -> bool:
@@ -166,33 +159,23 @@ def _load(folder: Path, documents: str) -> Corpus:
 def _check_size(corpus: Corpus, block_size: int | None, opened: Source) -> None:
     """Refuse parts that are too short for `block_size`; without one, for an evaluation alone."""
     info, train, held_out = corpus.info, corpus.train, corpus.held_out
-    unit = f"{corpus.tokenizer.unit}s"
-    if isinstance(held_out, Documents):
-        for name, part in (("training", train), ("held-out", held_out)):
-            needed = name == "held-out" or block_size is not None
-            if needed and isinstance(part, Documents) and not len(part.ends):
-                longer = ": {:,} are longer than data.block_size with their first reply"
-                longer = longer.format(info.left_out) if info.left_out else ""
-                larger = ", or a larger data.block_size" * bool(info.left_out)
-                raise DataError(
-                    f"data.source={opened.where} has no {name} conversation{longer}. "
-                    f"Use more text{larger}."
-                )
-        if not info.held_out_bytes:
-            raise DataError(
-                f"data.source={opened.where}: all held-out replies are empty. Raise "
-                "data.val_fraction or use more conversations."
-            )
-        return
-    if block_size is not None and info.split <= block_size:
+    if isinstance(train, Documents) and isinstance(held_out, Documents):
+        unit, sizes, least = "conversation", (len(train.ends), len(held_out.ends)), (1, 1)
+    else:
+        unit, sizes = corpus.tokenizer.unit, (info.split, len(held_out))
+        least = ((block_size or 0) + 1, 2)
+    if block_size is None:
+        least = (0, least[1])
+    if sizes[0] < least[0] or sizes[1] < least[1]:
+        needs = "an evaluation" if block_size is None else f"data.block_size={block_size}"
+        long = f", and {info.left_out:,} longer than data.block_size" * bool(info.left_out)
         raise DataError(
-            f"data.source={opened.where} has {info.split:,} {unit} to train on "
-            f"({info.tokens:,} less the held-out ones), but data.block_size={block_size} needs at "
-            f"least {block_size + 1:,}. Use more text or a smaller data.block_size."
+            f"data.source={opened.where} has {sizes[0]:,} {unit}s to train on and {sizes[1]:,} "
+            f"held out{long}; {needs} needs at least {least[0]:,} and {least[1]:,}. "
+            "Use more text, another data.val_fraction, or another data.block_size."
         )
-    if len(held_out) < 2:
-        remedy = "Use" if block_size is None else "Raise data.val_fraction or use"
+    if not info.held_out_bytes:
         raise DataError(
-            f"data.source={opened.where} leaves {len(held_out)} of {info.tokens:,} {unit} held "
-            f"out; evaluation needs at least 2. {remedy} more text."
+            f"data.source={opened.where}: all held-out replies are empty. Raise data.val_fraction "
+            "or use more conversations."
         )

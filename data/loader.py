@@ -10,7 +10,6 @@ depend on the number of processes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,10 +32,7 @@ CANNOT_MASK = (
 
 
 class Order(Protocol):
-    """Which item of a loader each training sequence of a run is; they count from 0.
-
-    A batch is padded with None: a row whose targets do not count.
-    """
+    """Which item of a loader each training sequence of a run is; they count from 0."""
 
     def items(self, first: int, count: int) -> list[Any]:
         """The items for sequences first..first+count, which are whole steps."""
@@ -48,9 +44,8 @@ class Order(Protocol):
 class Text(Protocol):
     """A text, prepared or streamed, of which windows are read."""
 
-    @property
-    def masks(self) -> bool:
-        """Whether windows say where documents begin."""
+    masks: bool
+    """Whether windows say where documents begin."""
 
     def order(self, block_size: int, seed: int, global_batch_size: int) -> Order:
         """The order in which windows are trained on."""
@@ -177,14 +172,8 @@ def window_loader(
     return DataLoader(
         windows,
         batch_sampler=batches,
-        collate_fn=partial(_weighed, factor=batches.factor),
+        collate_fn=lambda batch: (batch[0], batch[1] * batches.factor),
         pin_memory=pinned,
         # Its own generator: a new iterator would advance the global one, which dropout uses.
         generator=torch.Generator(),
     )
-
-
-def _weighed(batch: Any, factor: float) -> Any:  # torch types it as a list of rows
-    """A batch with its share of the step, of which padding is no part."""
-    rows, share = batch
-    return rows, share * factor

@@ -15,10 +15,10 @@ Message = dict[str, Any]
 ASSISTANT = "assistant"
 EXTRAS = ("tools", "documents")
 """Other fields that a chat template reads, each a list of objects."""
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names for the same field of a message; transformers passes all of them to a template."""
-CALLS = "tool_calls"
-INSTEAD_OF_CONTENT = (CALLS, "function_call", *REASONING)
+INSTEAD_OF_CONTENT = (
+    *("tool_calls", "function_call"),
+    *("reasoning_content", "thinking", "reasoning"),  # names of one field
+)
 """A message with one of these needs no content."""
 NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})
 
@@ -87,19 +87,14 @@ def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Convers
     return Conversation(checked, {name: objects(name, extras[name]) for name in extras})
 
 
-def _turns(prompt: Any, completion: Any) -> list[Message]:
+def _turns(prompt: Any, completion: Any) -> list[Any]:
     """A prompt and its completion as messages; either may already be a list of messages."""
-    both = [("user", prompt), (ASSISTANT, completion)]
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return prompt + completion
-    return [message for role, side in both for message in _messages_of(role, side)]
-
-
-def _messages_of(role: str, side: Any) -> list[Any]:
-    """The messages of a prompt or a completion; what is none is the content of one."""
-    if isinstance(side, list) and any(isinstance(one, dict) and "role" in one for one in side):
-        return side
-    return [{"role": role, "content": side}]
+    turns: list[Any] = []
+    for role, side in (("user", prompt), (ASSISTANT, completion)):
+        entries = side if isinstance(side, list) else []
+        are_messages = any(isinstance(one, dict) and "role" in one for one in entries)
+        turns += side if are_messages else [{"role": role, "content": side}]
+    return turns
 
 
 def _message(message: Any) -> Message:

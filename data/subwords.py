@@ -1,8 +1,9 @@
 """Tokenizers of subwords: loaded from a `tokenizer.json` of the `tokenizers` library, or trained.
 
 A snapshot has the tokenizer.json that it was trained with, byte by byte, unless that file cuts or
-pads texts or has special tokens beyond the embedding. Of tokenizer_config.json only special tokens
-and the chat template stay: other entries may name code, or change the ids.
+pads texts, has special tokens beyond the embedding, or other flags than tokenizer_config.json. Of
+tokenizer_config.json only special tokens and the chat template stay: other entries may name code,
+or change the ids.
 """
 
 from __future__ import annotations
@@ -36,14 +37,11 @@ from data.tokenizer import (
 )
 from data.tokenizer_files import (
     CONFIG,
-    FLAGS,
     LISTED,
     MORE,
     NAME_END,
     add_listed_tokens,
-    chat_template,
     end_ids,
-    has_subwords,
     kept_settings,
     make_special,
     model_settings,
@@ -51,6 +49,7 @@ from data.tokenizer_files import (
     named_tokens,
     read,
     read_json,
+    tokenizer_settings,
     without_rows,
 )
 
@@ -78,32 +77,25 @@ class SubwordTokenizer(Tokenizer):
         where: str,
         ends: Sequence[int] = (),
     ) -> None:
-        """`where` names it in messages; one of `ends` ends a text if `settings` have no eos_token.
+        """`settings` are the entries of a tokenizer_config.json, see `kept_settings`.
 
+        `where` names it in messages; one of `ends` ends a text if `settings` have no eos_token.
         Raises DataError.
         """
         self._where = where
         self._rust = rust = _parsed(content, where)
-        self._content = content
-        if rust.truncation is not None or rust.padding is not None:
+        settings, before = dict(settings), _added(rust)
+        add_listed_tokens(rust, settings.pop(LISTED, None) or {}, where)
+        if rust.truncation or rust.padding or _added(rust) != before:
             # Texts of any length are encoded, and a token for padding may be beyond the embedding.
             rust.no_truncation()
             rust.no_padding()
-            self._content = rust.to_str(pretty=False).encode() + b"\n"
-        before = _added(rust)
-        settings = dict(settings)
-        add_listed_tokens(rust, settings.pop(LISTED, None), where)
-        listed = {
-            str(number): {name: getattr(token, name) for name in ("content", *FLAGS)}
-            for number, token in rust.get_added_tokens_decoder().items()
-            if repr(token) != before.get(number)
-        }
+            content = rust.to_str(pretty=False).encode() + b"\n"
+        self._content = content
         if rust.token_to_id(settings.get("eos_token", "")) is None:
             texts = [text for text in map(rust.id_to_token, ends) if text is not None]
             settings |= {"eos_token": texts[0]} if texts else {}
         make_special(rust, [*named_tokens(settings).values(), *more_tokens(settings)])
-        now = _added(rust)
-        self._changed = [token for i, token in now.items() if token != before.get(i, token)]
         # A text that contains "<|endoftext|>" has these characters, and no document ends there.
         rust.encode_special_tokens = True
         numbers = rust.get_vocab(with_added_tokens=True).values()
@@ -117,7 +109,6 @@ class SubwordTokenizer(Tokenizer):
         if MORE in settings:
             known = [text for text in settings[MORE] if rust.token_to_id(text) is not None]
             self._settings[MORE] = known
-        self._settings |= {LISTED: listed} if listed else {}
         if "eos_token" not in self._settings:
             raise DataError(
                 f"{where} has no end-of-text token, which separates documents: its "
@@ -156,6 +147,15 @@ class SubwordTokenizer(Tokenizer):
         added = self._rust.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items()}
 
+    def as_transformers(self) -> Any:
+        """The same tokenizer as an object of transformers, which renders its chat templates."""
+        from transformers import PreTrainedTokenizerFast
+
+        template = self._settings.get("chat_template")
+        return PreTrainedTokenizerFast(
+            tokenizer_object=self._rust, chat_template=template, **self.special_tokens
+        )
+
     @property
     def chat_templates(self) -> dict[str, str]:
         """The chat templates by name; a single one is named default."""
@@ -167,7 +167,7 @@ class SubwordTokenizer(Tokenizer):
     @property
     def identity(self) -> bytes:
         digest = hashlib.sha256(self._content).digest()
-        return f"subwords\0{self.end_of_text}\0".encode() + digest + "".join(self._changed).encode()
+        return f"subwords\0{self.end_of_text}\0{_added(self._rust)}".encode() + digest
 
     @property
     def beginning(self) -> str:
@@ -205,52 +205,6 @@ class SubwordTokenizer(Tokenizer):
                 return [self._rust.encode(texts[0], add_special_tokens=False)]
             return list(self._rust.encode_batch_fast(texts, add_special_tokens=False))
 
-    def encode_parts(
-        self, parts: Iterable[tuple[str, bool, int]]
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of consecutive parts of a text, and the characters from which each one is.
-
-        A part is a text, whether it is a special token that a message spells out, and the index of
-        its first character. As transformers encodes a sanitized chat: a part is encoded after a
-        newline, because SentencePiece puts a space before whatever it is given. Raises DataError
-        if one has no encoding, or stays a special token as text.
-        """
-        newline, _ = self._with_marks("\n")
-        all_ids: list[int] = []
-        all_offsets: list[tuple[int, int]] = []
-        for text, as_text, begin in parts:
-            encode = self._as_text if as_text else self._with_marks
-            with self._refusing():
-                ids, offsets = encode(text)
-                after, places = encode("\n" + text) if begin else ([], [])
-            if begin and after[: len(newline)] == newline:
-                ids = after[len(newline) :]
-                offsets = [(first - 1, end - 1) for first, end in places[len(newline) :]]
-            if as_text and self._reading_marks.token_to_id(text) in ids:
-                raise DataError(f"{self._where} cannot encode {text} as text: it stays one token")
-            all_ids += ids
-            all_offsets += [(begin + first, begin + end) for first, end in offsets]
-        return all_ids, all_offsets
-
-    def _with_marks(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text in which special tokens are read as such, and their places."""
-        encoding = self._reading_marks.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
-
-    def _as_text(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text in which added tokens are text, too; each is at all of it."""
-        rust, splits = self._reading_marks, [text]
-        if rust.normalizer is not None:
-            splits = [rust.normalizer.normalize_str(text)]
-        if rust.pre_tokenizer is not None:
-            splits = [split for split, _ in rust.pre_tokenizer.pre_tokenize_str(splits[0])]
-        ids = [token.id for split in splits for token in rust.model.tokenize(split)]
-        return ids, [(0, len(text))] * len(ids)
-
-    @cached_property
-    def _reading_marks(self) -> RustTokenizer:
-        return RustTokenizer.from_str(self._rust.to_str())
-
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
@@ -258,9 +212,9 @@ class SubwordTokenizer(Tokenizer):
         except Exception as error:  # of many types: a lone surrogate, no unknown token, ...
             raise DataError(f"{self._where} cannot encode the text: {error}") from error
 
-    def decode(self, ids: Sequence[int] | NDArray) -> str:
+    def decode(self, ids: Sequence[int] | NDArray, skip_special_tokens: bool = False) -> str:
         numbers = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        return self._rust.decode(numbers, skip_special_tokens=False)
+        return self._rust.decode(numbers, skip_special_tokens=skip_special_tokens)
 
     def save(self, folder: Path) -> None:
         settings = json.dumps({**FIXED_SETTINGS, **self._settings}).encode() + b"\n"
@@ -274,35 +228,32 @@ class SubwordTokenizer(Tokenizer):
         settings = read_json(path)
         if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
             raise DataError(f"{path} has entries that no tokenizer here has")
-        kept = kept_settings(settings)
-        kept |= {LISTED: settings[LISTED]} if LISTED in settings else {}
-        loaded = cls(read(folder / TOKENIZER_FILES[0]), kept, str(folder))
-        if kept != settings or loaded._settings != kept:
+        kept, content = kept_settings(settings), read(folder / TOKENIZER_FILES[0])
+        loaded = cls(content, kept, str(folder))
+        if kept != settings or loaded._settings != kept or loaded._content != content:
             raise DataError(f"{path} lacks entries of its tokenizer, or has others")
         return loaded
 
     @classmethod
     def from_folder(cls, folder: Path) -> SubwordTokenizer:
         """The tokenizer in the folder of a transformers model; DataError if it has none."""
-        found: dict[str, Any] = {}
-        for name in reversed(TOKENIZER_FILES[1:]):
-            found |= read_json(folder / name) if (folder / name).exists() else {}
-        found |= chat_template(folder)
         if folder.is_dir() and not (folder / TOKENIZER_FILES[0]).exists():
             then = f"copy the {TOKENIZER_FILES[0]} there"
             raise DataError(lacks_file(str(folder), str(folder), then))
-        where, content = f"data.tokenizer={folder}", read(folder / TOKENIZER_FILES[0])
-        listed, rows = found.get(LISTED), model_settings(folder, CONFIG).get("vocab_size")
+        content, settings = read(folder / TOKENIZER_FILES[0]), tokenizer_settings(folder)
+        listed, rows = settings.get(LISTED), model_settings(folder, CONFIG).get("vocab_size")
         if type(rows) is int:
             content = without_rows(content, rows)
             if isinstance(listed, dict):
                 listed = {i: one for i, one in listed.items() if not i.isdigit() or int(i) < rows}
-        return cls(content, kept_settings(found) | {LISTED: listed}, where, end_ids(folder))
+        kept = kept_settings(settings) | {LISTED: listed}
+        return cls(content, kept, f"data.tokenizer={folder}", end_ids(folder))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load what any tokenizer's `save` wrote. Raises DataError if it is not valid."""
-    return SubwordTokenizer.load(folder) if has_subwords(folder) else CharTokenizer.load(folder)
+    loads = CharTokenizer.load if _has_characters(folder) else SubwordTokenizer.load
+    return loads(folder)
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
@@ -310,15 +261,18 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
     Raises DataError if there is none.
     """
-    settings = folder / TOKENIZER_FILES[1]
-    if settings.exists() and set(read_json(settings)) == set(FIXED_SETTINGS):
-        return CharTokenizer.load(folder)
-    return SubwordTokenizer.from_folder(folder)
+    loads = CharTokenizer.load if _has_characters(folder) else SubwordTokenizer.from_folder
+    return loads(folder)
 
 
-def _added(rust: RustTokenizer) -> dict[int, str]:
-    """The added tokens with all their flags."""
-    return {number: repr(token) for number, token in rust.get_added_tokens_decoder().items()}
+def _has_characters(folder: Path) -> bool:
+    """Whether a folder has a tokenizer of characters: no other one has these entries alone."""
+    return set(model_settings(folder, TOKENIZER_FILES[1])) == set(FIXED_SETTINGS)
+
+
+def _added(rust: RustTokenizer) -> list[tuple[int, str]]:
+    """The added tokens with all their flags, in order."""
+    return sorted((number, repr(one)) for number, one in rust.get_added_tokens_decoder().items())
 
 
 def _parsed(content: bytes, where: str) -> RustTokenizer:

@@ -130,6 +130,10 @@ def ends_within(ends: NDArray[np.int64], start: int, length: int) -> NDArray[np.
     return ends[first:last] - start
 
 
+Span = tuple[TokenFile, int, int]
+"""Tokens of a file: the first, and their number."""
+
+
 class TokenStream:
     """Tokens start..stop of a file, or of an array, which are read window by window."""
 
@@ -145,15 +149,12 @@ class TokenStream:
         self.start = start
         self.stop = len(tokens) if stop is None else stop
         self.ends = ends
+        self.masks = ends is not None
+        """Whether windows say where documents begin."""
         assert 0 <= self.start <= self.stop <= len(tokens)
 
     def __len__(self) -> int:
         return self.stop - self.start
-
-    @property
-    def masks(self) -> bool:
-        """Whether its windows say where documents begin."""
-        return self.ends is not None
 
     def order(self, block_size: int, seed: int, global_batch_size: int) -> BlockOrder:
         """The order in which its windows are trained on."""

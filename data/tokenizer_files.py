@@ -21,7 +21,6 @@ from data.tokenizer import TOKENIZER_FILES
 CONFIG, GENERATION = "config.json", "generation_config.json"
 END_ID = "eos_token_id"
 IDS = ("bos_token_id", END_ID, "pad_token_id")
-FIRST_NAMES = ("eos_token", "bos_token", "unk_token", "pad_token")
 NAME_END = "_token"
 LISTED = "added_tokens_decoder"
 """The entry of tokenizer_config.json that lists added tokens by id."""
@@ -34,34 +33,33 @@ MORE_TEMPLATES = "additional_chat_templates"
 """The folder of templates with other names, such as tool_use.jinja."""
 
 
-def named_tokens(found: dict[str, Any]) -> dict[str, str]:
+def named_tokens(settings: dict[str, Any]) -> dict[str, str]:
     """The texts of the tokens that a tokenizer_config.json names: its entries ...._token."""
-    extra = found.get(EXTRA)
-    found = found | extra if isinstance(extra, dict) else found
-    others = (name for name in found if name.endswith(NAME_END) and name not in FIRST_NAMES)
-    named = {name: _text(found.get(name)) for name in (*FIRST_NAMES, *others)}
-    return {name: text for name, text in named.items() if text is not None}
+    extra = settings.get(EXTRA)
+    entries = settings | extra if isinstance(extra, dict) else settings
+    named = {name: _text(entry) for name, entry in entries.items() if name.endswith(NAME_END)}
+    return {name: text for name, text in named.items() if text}
 
 
-def more_tokens(found: dict[str, Any]) -> list[str]:
+def more_tokens(settings: dict[str, Any]) -> list[str]:
     """The texts of the tokens that a tokenizer_config.json lists as special, without names."""
-    lists = [found[name] for name in (MORE, EXTRA) if isinstance(found.get(name), list)]
-    texts = [_text(entry) for listed in lists for entry in listed]
-    return list(dict.fromkeys(text for text in texts if text is not None))
+    lists = [settings[name] for name in (MORE, EXTRA) if isinstance(settings.get(name), list)]
+    texts = (_text(entry) for listed in lists for entry in listed)
+    return list(dict.fromkeys(text for text in texts if text))
 
 
-def _text(token: Any) -> str | None:
-    """The text of a token that is an object or a text itself; None if it is neither."""
+def _text(token: Any) -> str:
+    """The text of a token that is an object or a text itself; empty if it is neither."""
     text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) and text else None
+    return text if isinstance(text, str) else ""
 
 
-def kept_settings(found: dict[str, Any]) -> dict[str, Any]:
+def kept_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The special tokens and the chat templates of a tokenizer_config.json."""
-    kept: dict[str, Any] = {**named_tokens(found)}
-    if more := more_tokens(found):
+    kept: dict[str, Any] = {**named_tokens(settings)}
+    if more := more_tokens(settings):
         kept[MORE] = more
-    template = found.get("chat_template")
+    template = settings.get("chat_template")
     if isinstance(template, str) or (
         isinstance(template, list) and all(map(_is_named_template, template))
     ):
@@ -77,35 +75,30 @@ def _is_named_template(entry: Any) -> bool:
     )
 
 
-def add_listed_tokens(rust: Tokenizer, entries: Any, where: str) -> None:
+def add_listed_tokens(rust: Tokenizer, entries: dict[str, Any], where: str) -> None:
     """Give a tokenizer the flags of the added tokens that its tokenizer_config.json lists.
 
     `where` is data.tokenizer=<folder>. Raises DataError for odd entries, and for a token that
     tokenizer.json lacks: transformers would add it, so a chat template that writes it would have
     other tokens there.
     """
+    known, tokens = rust.get_added_tokens_decoder(), []
     try:
-        listed = {
-            int(number): AddedToken(
-                one["content"], **{name: one[name] for name in FLAGS if name in one}
-            )
-            for number, one in (entries or {}).items()
-        }
+        for number, entry in entries.items():
+            flags = {name: entry[name] for name in FLAGS if name in entry}
+            token = AddedToken(entry["content"], **flags)
+            if rust.token_to_id(token.content) != int(number):
+                raise ValueError(f"{token.content!r} is not token {number} in tokenizer.json")
+            token.special |= int(number) in known and known[int(number)].special
+            tokens.append(token)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"{where}: its {LISTED} cannot be read: {reason}") from error
-    known = rust.get_added_tokens_decoder()
-    folder = where.partition("=")[2]
-    for number, token in listed.items():
-        if rust.token_to_id(token.content) != number:
-            raise DataError(
-                f"{where}: tokenizer_config.json lists {token.content!r} as token {number}, and "
-                "tokenizer.json has no such token. Write both again with transformers: "
-                f"AutoTokenizer.from_pretrained({folder!r}).save_pretrained('tokenizer'). "
-                "Then add data.tokenizer=tokenizer."
-            )
-        token.special |= number in known and known[number].special
-    rust.add_tokens(list(listed.values()))
+        folder = where.partition("=")[2]
+        raise DataError(
+            f"{where}: its {LISTED} cannot be used: {error}. Write both files again with "
+            f"transformers: AutoTokenizer.from_pretrained({folder!r}).save_pretrained('tokenizer')."
+            " Then add data.tokenizer=tokenizer."
+        ) from error
+    rust.add_tokens(tokens)
 
 
 def make_special(rust: Tokenizer, texts: Iterable[str]) -> None:
@@ -116,14 +109,6 @@ def make_special(rust: Tokenizer, texts: Iterable[str]) -> None:
             token = known.get(text, AddedToken(text, normalized=False))
             token.special = True
             rust.add_special_tokens([token])
-
-
-def model_settings(folder: Path, name: str) -> dict[str, Any]:
-    """The entries of a model's JSON file; none if it is absent or is no JSON object."""
-    content: Any = None
-    with suppress(OSError, ValueError, RecursionError):  # whoever builds the model reports it
-        content = json.loads((folder / name).read_bytes())
-    return content if isinstance(content, dict) else {}
 
 
 def end_ids(folder: Path) -> list[int]:
@@ -147,7 +132,7 @@ def generation_settings(folder: Path | None, stops: Collection[int]) -> dict[str
     has no generation_config.json, the ids in its config.json hold, which such a file would replace.
     """
     content = {} if folder is None else model_settings(folder, GENERATION)
-    if stops and folder is not None and not (folder / GENERATION).exists():
+    if stops and folder is not None and not content:
         entries = model_settings(folder, CONFIG)
         content = {key: entries[key] for key in IDS if key in entries}
     # Texts may name code (custom_generate); numbers and switches do not.
@@ -185,22 +170,22 @@ def template_files(folder: Path) -> dict[str, Path]:
     return found | {path.stem: path for path in more}
 
 
-def chat_template(folder: Path) -> dict[str, Any]:
-    """The chat_template entry that the files of chat templates stand for; nothing without any.
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """All that the files of a folder say of its tokenizer, but for tokenizer.json.
 
-    transformers prefers it to the entry of tokenizer_config.json.
+    As transformers does, this prefers files of chat templates to an entry of tokenizer_config.json.
     """
-    texts = {
-        name: read(path).decode("utf-8", "replace") for name, path in template_files(folder).items()
-    }
-    if not texts.keys() - {"default"}:
-        return {"chat_template": texts["default"]} if texts else {}
-    return {"chat_template": [{"name": name, "template": text} for name, text in texts.items()]}
-
-
-def has_subwords(folder: Path) -> bool:
-    """Whether a folder has a tokenizer of subwords, which has an end-of-text token."""
-    return "eos_token" in read_json(folder / TOKENIZER_FILES[1])
+    settings: dict[str, Any] = {}
+    for name in reversed(TOKENIZER_FILES[1:]):
+        settings |= model_settings(folder, name)
+    files = template_files(folder)
+    texts = {name: read(path).decode("utf-8", "replace") for name, path in files.items()}
+    if texts.keys() == {"default"}:
+        settings["chat_template"] = texts["default"]
+    elif texts:
+        named = [{"name": name, "template": text} for name, text in texts.items()]
+        settings["chat_template"] = named
+    return settings
 
 
 def folder_key(folder: Path) -> str:
@@ -214,7 +199,13 @@ def folder_key(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def model_settings(folder: Path, name: str) -> dict[str, Any]:
+    """The entries of a JSON file in a folder; none if it is absent. Raises DataError."""
+    return read_json(folder / name) if (folder / name).exists() else {}
+
+
 def read(path: Path) -> bytes:
+    """The content of a file. Raises DataError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -222,6 +213,7 @@ def read(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises DataError."""
     try:
         content = json.loads(read(path))
     except (ValueError, RecursionError) as error:

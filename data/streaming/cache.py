@@ -36,20 +36,19 @@ class TokenCache:
         Raises OSError if it cannot be written, and what `write` raises.
         """
         path = self.folder / f"{name}{SUFFIX}"
-        file = _opened(path)
-        if file is None:
-            lock = file_lock(self.folder / f".{zlib.crc32(name.encode()) % LOCKS:02}.lock")
-            has_lock = acquire(lock)
-            try:
-                file = _opened(path)  # another process may have made it
-                if file is None:
-                    remove_abandoned(path, has_lock)
-                    file = self._written(path, write)
-            finally:
-                lock.release()
-        return file
+        if file := _opened(path):
+            return file
+        lock = file_lock(self.folder / f".{zlib.crc32(name.encode()) % LOCKS:02}.lock")
+        has_lock = acquire(lock)
+        try:
+            if file := _opened(path):  # another process has made it
+                return file
+            remove_abandoned(path, has_lock)
+            return self._made(path, write)
+        finally:
+            lock.release()
 
-    def _written(self, path: Path, write: Callable[[Path], None]) -> TokenFile:
+    def _made(self, path: Path, write: Callable[[Path], None]) -> TokenFile:
         temporary = temporary_name(path)
         try:
             write(temporary)
@@ -57,9 +56,9 @@ class TokenCache:
             with self._room:
                 self._make_room(temporary.stat().st_size)
                 temporary.rename(path)
-            file.path = path
         finally:
             temporary.unlink(missing_ok=True)
+        file.path = path
         return file
 
     def _make_room(self, size: int) -> None:
@@ -80,7 +79,6 @@ def _opened(path: Path) -> TokenFile | None:
     """An existing file, which now is the most recently used; None if it is absent or damaged."""
     with suppress(FileNotFoundError, ValueError):
         file = TokenFile(path)
-        with suppress(FileNotFoundError):
-            os.utime(path)
+        os.utime(path)
         return file
     return None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.chunks import utf8_bytes
+from data.columns import MASKED
 from data.corpus import Corpus
 from data.errors import DataError, cache_error
 from data.order import Mix
@@ -23,22 +24,21 @@ from data.reading.access import Access
 from data.reading.groups import TRAIN, Listing
 from data.reading.rows import list_source, read_group
 from data.streaming.cache import TokenCache
-from data.streaming.walk import Block, Cursor, ReadAhead, Walk
-from data.streaming.windows import (
-    Stream,
-    StreamSource,
-    held_out_parts,
-    parts_of,
-    texts_as_tokens,
-)
+from data.streaming.walk import Cursor, ReadAhead, Walk
+from data.streaming.windows import StreamSource, held_out_parts, parts_of, texts_as_tokens
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
-from data.token_file import NO_NUMBERS, TokenFile, TokenStream, ends_within, write_tokens
+from data.token_file import (
+    NO_NUMBERS,
+    Span,
+    TokenFile,
+    TokenStream,
+    ends_within,
+    write_tokens,
+)
 from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer, lost_in
 
 CACHE = "stream"
 """The folder in `data.cache_dir`."""
-MOST_AHEAD = 64
-"""Windows of each source: of a short text these are epochs, each with an order of its own."""
 
 
 def list_stream(
@@ -67,36 +67,56 @@ def open_stream(
     reads_ahead: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """The stream of the keys `data.*`, see `stream_corpus`; `say` receives progress lines.
+    """A mix of data sets, by the keys `data.*`, whose rows are read while they are trained on.
 
-    Rows of `data.held_out_split` are read at the commits of what is trained on, so they are the
-    same whenever the branch moves. Raises DataError.
+    Held-out rows are read here. Those of `data.held_out_split` are read at the commits of what is
+    trained on, so they are the same whenever the branch moves. A process that `reads_ahead` does so
+    for its machine; `say` receives progress lines. Raises DataError if there are no held-out rows,
+    or if the cache cannot be used.
     """
     held_out: list[Listing] = []
     if data.held_out_split is not None:
         revisions = [listing.revision for listing in listings]
         held_out = list_stream(data, access, revisions, data.held_out_split)
-    trained = {file.url for listing in listings for file in listing.files}
-    for listing, file in ((one, file) for one in held_out for file in one.files):
-        if file.url in trained:
-            raise DataError(
-                f"data.held_out_split: {file.name} of {listing.name} is in the split that is "
-                "trained on as well. Choose another split, or leave it out."
-            )
-    ahead = data.prefetch_bytes // (data.window_bytes * len(listings))
-    return stream_corpus(
-        Stream(
+    chosen, share = fixed_tokenizer(tokenizer), 0.0 if held_out else data.val_fraction
+    parts = held_out_parts(listings, share, held_out)
+    try:
+        folder = access.cache_dir.expanduser() / CACHE
+        source_of = partial(
+            StreamSource,
             data=data,
-            listings=listings,
-            held_out=held_out,
-            tokenizer=fixed_tokenizer(tokenizer),
+            tokenizer=chosen,
             seed=seed,
             read=partial(read_group, access=access, skip_broken=data.skip_broken),
-            cache_dir=access.cache_dir,
-            windows_ahead=min(MOST_AHEAD, max(1, ahead)) if reads_ahead else 0,
-            say=say,
+            cache=TokenCache(folder, data.stream_cache_bytes),
         )
+        sources = [source_of(*one) for one in zip(listings, range(len(parts)), parts, strict=True)]
+        evaluated = [
+            source_of(listing, number, np.ones(len(listing.groups)))
+            for number, listing in enumerate(held_out)
+        ]
+        file = _open_held_out(evaluated or sources, data, say)
+    except OSError as error:
+        raise cache_error(access.cache_dir, error) from error
+    text = StreamedText(sources, data, seed, reads_ahead)
+    tokens = TokenStream(file, ends=file.ends if text.masks else None)
+    facts = (
+        FORMAT,
+        [listing.fingerprint for listing in listings],
+        text.mix.blocks.tolist(),
+        chosen.identity.hex(),
+        share,
+        data.window_bytes,
+        *(listing.fingerprint for listing in held_out),
     )
+    info = CorpusInfo(
+        name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
+        train_bytes=int(sum(source.text_bytes for source in sources) * (1 - share)),
+        held_out_targets=len(file),
+        fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+        **file.facts,
+    )
+    return Corpus(info, chosen, text, tokens)
 
 
 def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
@@ -112,18 +132,56 @@ def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
     )
 
 
+def _open_held_out(
+    sources: Sequence[StreamSource], data: Any, say: Callable[[str], None] | None
+) -> TokenFile:
+    """The held-out rows of each source, its share of them. Raises DataError, OSError."""
+    weights = [part.weight for part in parts_of(data)]
+    shares = [max(1, int(data.held_out_bytes * (weight / sum(weights)))) for weight in weights]
+
+    def write(path: Path) -> None:
+        texts: list[str] = []
+        with Progress(say) as progress:
+            for source, share in zip(sources, shares, strict=True):
+                name = source.listing.name
+                progress.doing(f"reading held-out rows of {name}")
+                of_source = source.held_out_texts(share)
+                if not of_source:
+                    raise DataError(
+                        f"data.source={name} has no held-out row. Raise data.val_fraction, name "
+                        "another data.held_out_split, or use more text."
+                    )
+                texts += of_source
+        tokenizer = sources[0].tokenizer
+        rows = list(texts_as_tokens(texts, tokenizer))
+        lost, which = lost_in(texts, tokenizer)
+        facts = {
+            "held_out_bytes": sum(map(utf8_bytes, texts)),
+            "unknown": sum(int((part.tokens == tokenizer.unknown).sum()) for part in rows),
+            "lost": lost,
+            "which": which,
+        }
+        write_tokens(path, rows, tokenizer.dtype, **facts)
+
+    keys = [source.key(share) for source, share in zip(sources, shares, strict=True)]
+    name = hashlib.sha256(repr(keys).encode()).hexdigest()[:16]
+    return sources[0].cache.open(f"{name}-held-out", write)
+
+
 class StreamedText:
     """The sources of a run, mixed. It is read in one order, once, which is itself.
 
     The loader asks for blocks some steps ahead, so the cursors after these steps are remembered.
     """
 
-    def __init__(self, sources: Sequence[StreamSource], stream: Stream) -> None:
+    def __init__(
+        self, sources: Sequence[StreamSource], data: Any, seed: int, reads_ahead: bool
+    ) -> None:
         self.sources = sources
-        self.mix = Mix(stream.weights, stream.seed)
-        self.masks = stream.masks
+        self.mix = Mix([part.weight for part in parts_of(data)], seed)
+        self.masks = data.documents == MASKED
         """Whether blocks say where documents begin."""
-        self._ahead = ReadAhead(stream.windows_ahead)
+        self._reads_ahead = reads_ahead
         self._start = [Cursor() for _ in sources]
 
     def begin_at(self, state: Sequence[dict[str, Any]]) -> None:
@@ -137,30 +195,27 @@ class StreamedText:
             )
 
     def order(self, block_size: int, seed: int, global_batch_size: int) -> StreamedText:
-        """The order of the blocks, from where the run begins; the seed is that of the text."""
-        pairs = list(zip(self.sources, self._start, strict=True))
-        for source, start in reversed(pairs):  # the first one is read by whoever takes a block
-            self._ahead.ask(source, (start.epoch, start.window))
-        self._walks = [Walk(source, start, self._ahead) for source, start in pairs]
+        """The order of the blocks, from where the run begins; the seed is that of the text.
+
+        Opens the first window of each source. Raises DataError as reading does.
+        """
+        ahead = ReadAhead() if self._reads_ahead else None
+        pairs = zip(self.sources, self._start, strict=True)
+        self._walks = [Walk(source, start, ahead) for source, start in pairs]
         self._after: dict[int, list[Cursor]] = {}
         self._next = sum(start.blocks for start in self._start)
         self._block_size, self._global_batch_size = block_size, global_batch_size
         return self
 
-    def items(self, first: int, count: int) -> list[Block]:
+    def items(self, first: int, count: int) -> list[list[Span]]:
         """The items of a loader for the next blocks of the run, in whole steps.
 
         Raises DataError as reading does.
         """
         assert first == self._next, "blocks are taken one after another"
-        blocks: list[Block] = []
+        blocks: list[list[Span]] = []
         for sources in self.mix.sources(first, count).reshape(-1, self._global_batch_size):
-            counts = np.bincount(sources, minlength=len(self._walks)).tolist()
-            of_sources = [
-                iter(walk.take(wanted, self._block_size))
-                for walk, wanted in zip(self._walks, counts, strict=True)
-            ]
-            blocks += [next(of_sources[source]) for source in sources.tolist()]
+            blocks += [self._walks[source].block(self._block_size) for source in sources]
             self._next += len(sources)
             step = self._next // self._global_batch_size
             self._after[step] = [walk.cursor for walk in self._walks]
@@ -171,7 +226,7 @@ class StreamedText:
         cursors = self._after[(sequence + 1) // self._global_batch_size]
         return min(cursor.epoch for cursor in cursors)
 
-    def block(self, spans: Block, most: int) -> tuple[NDArray, NDArray[np.int64]]:
+    def block(self, spans: list[Span], most: int) -> tuple[NDArray, NDArray[np.int64]]:
         """The tokens of a block, and where documents begin, if they are masked."""
         tokens = np.concatenate([file[first : first + count] for file, first, count in spans])
         begins, place = [NO_NUMBERS], 0
@@ -208,98 +263,3 @@ class StreamedText:
             }
             for source, cursor in zip(self.sources, self._after.pop(step), strict=True)
         ]
-
-
-def stream_corpus(stream: Stream) -> Corpus:
-    """A mix of data sets, whose rows are read while they are trained on.
-
-    Held-out rows are read here. Raises DataError if there are none, if a file is in two data sets
-    by different names, or if the cache cannot be used.
-    """
-    refuse_two_names(stream.listings)
-    parts = held_out_parts(stream.listings, stream.held_out_share)
-    try:
-        cache = TokenCache(stream.cache_dir.expanduser() / CACHE, stream.data.stream_cache_bytes)
-        sources = [
-            StreamSource(listing, number, stream, cache, parts[number])
-            for number, listing in enumerate(stream.listings)
-        ]
-        evaluated = [
-            StreamSource(listing, number, stream, cache, np.ones(len(listing.groups)))
-            for number, listing in enumerate(stream.held_out)
-        ] or sources
-        file = _open_held_out(evaluated, stream, cache)
-    except OSError as error:
-        raise cache_error(stream.cache_dir, error) from error
-    text = StreamedText(sources, stream)
-    held_out = TokenStream(file, ends=file.ends if stream.masks else None)
-    return Corpus(_info(text, stream, file), stream.tokenizer, text, held_out)
-
-
-def refuse_two_names(listings: Sequence[Listing]) -> None:
-    """Raise DataError if two sources name a file differently: other rows of it would be held out.
-
-    The ones that the first source holds out would be trained on by the second.
-    """
-    names: dict[str, str] = {}
-    for file in (file for listing in listings for file in listing.files):
-        if (name := names.setdefault(file.content_of, file.name)) != file.name:
-            raise DataError(
-                f"data.mix has one file in two sources, as {name} and {file.name}: rows that one "
-                "of them holds out would be trained on. Name each file in one source."
-            )
-
-
-def _open_held_out(sources: Sequence[StreamSource], stream: Stream, cache: TokenCache) -> TokenFile:
-    """The held-out rows of each source, its share of them. Raises DataError, OSError."""
-    total = sum(stream.weights)
-    shares = [max(1, int(stream.data.held_out_bytes * (one / total))) for one in stream.weights]
-    pairs = list(zip(sources, shares, strict=True))
-
-    def write(path: Path) -> None:
-        texts: list[str] = []
-        with Progress(stream.say) as progress:
-            for source, share in pairs:
-                progress.doing(f"reading held-out rows of {source.listing.name}")
-                texts += (of_source := source.held_out_texts(share))
-                if not of_source:
-                    raise DataError(
-                        f"data.source={source.listing.name} has no held-out row. Raise "
-                        "data.val_fraction, name another data.held_out_split, or use more text."
-                    )
-        tokenizer = stream.tokenizer
-        rows = list(texts_as_tokens(texts, tokenizer))
-        facts = {
-            "text_bytes": sum(map(utf8_bytes, texts)),
-            "lost": lost_in(texts, tokenizer),
-            "unknown": sum(int((part.tokens == tokenizer.unknown).sum()) for part in rows),
-        }
-        write_tokens(path, rows, tokenizer.dtype, **facts)
-
-    key = json.dumps([(source.held_out_key, share) for source, share in pairs]).encode()
-    return cache.open(f"{hashlib.sha256(key).hexdigest()[:16]}-held-out", write)
-
-
-def _info(text: StreamedText, stream: Stream, held_out: TokenFile) -> CorpusInfo:
-    facts = (
-        FORMAT,
-        [listing.fingerprint for listing in stream.listings],
-        text.mix.blocks.tolist(),
-        stream.tokenizer.identity.hex(),
-        stream.held_out_share,
-        stream.data.window_bytes,
-        *(listing.fingerprint for listing in stream.held_out),
-    )
-    train_bytes = sum(source.text_bytes for source in text.sources)
-    lost, which = held_out.facts["lost"]
-    listings = stream.listings
-    return CorpusInfo(
-        name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
-        train_bytes=int(train_bytes * (1 - stream.held_out_share)),
-        held_out_bytes=held_out.facts["text_bytes"],
-        held_out_targets=len(held_out),
-        fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-        unknown=held_out.facts["unknown"],
-        lost=lost,
-        which=which,
-    )

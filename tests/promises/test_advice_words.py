@@ -16,7 +16,6 @@ from data.split import Split
 
 STREAMED = ["data.streaming=true", "data.source=me/texts", "data.tokenizer=gpt2"]
 CACHED = [*STREAMED, "data.stream_cache_bytes=1000"]
-AHEAD = [*STREAMED, "data.window_bytes=40000000", "data.prefetch_bytes=30000000"]
 HELD_OUT = ["data.held_out_split=validation", "data.source=me/texts", "data.tokenizer=gpt2"]
 RATE = r"between (0) and optim.learning_rate=([\de.-]+\d)"
 CONVERSATIONS = [*STREAMED, "data.documents=conversations"]
@@ -29,7 +28,6 @@ NAMED = {
         [*STREAMED[:2], "data.tokenizer=bpe:8000"],
         r"tokenizer=(\w+), or (bpe:\d+)",
     ),
-    "data.prefetch_bytes": (AHEAD, r"at least (\d+): "),
     "data.stream_cache_bytes": (CACHED, r"at least (\d+): "),
     "data.streaming of conversations": (CONVERSATIONS, r"data\.streaming=(false)"),
     "data.streaming": (HELD_OUT, r"Set data\.streaming=(true)"),

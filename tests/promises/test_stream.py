@@ -33,7 +33,6 @@ def words_of(sources: list, steps: int, *more: str) -> list[str]:
         f"data.mix=[{{source:{one},weight:0.7}},{{source:{other},weight:0.3}}]",
         "data.tokenizer=bpe:257",
         "data.window_bytes=3000",
-        "data.prefetch_bytes=6000",
         "data.stream_cache_bytes=300000",
         "data.held_out_bytes=4000",
         "data.block_size=16",

@@ -19,6 +19,7 @@ CHATML = (
     "{% else %}{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+CHATML_UNMARKED = CHATML.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 LLAMA = (
     "{{ bos_token }}{% for m in messages %}"
     "{{ '<|head|>' + m['role'] + '<|/head|>\n\n' }}"

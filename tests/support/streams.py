@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +13,10 @@ from config.schema import DataConfig
 from data.corpus import Corpus
 from data.reading.access import Access
 from data.reading.rows import list_source, read_group
-from data.streaming.streamed import fixed_tokenizer, stream_corpus
-from data.streaming.windows import Part, Stream
-from data.tokenizer import OF_BYTES
+from data.streaming import streamed
+from data.streaming.streamed import fixed_tokenizer
+from data.streaming.windows import Part
+from data.tokenizer import OF_BYTES, Tokenizer
 
 
 def rows_of(name: str, first: int, count: int) -> list[str]:
@@ -44,14 +45,22 @@ def lines_folder(folder: Path, name: str, files: int = 2, rows: int = 40) -> Pat
     return folder
 
 
-def stream_of(listings, weights, read, tokenizer, **settings) -> Corpus:
-    """A stream, by its settings: those of `Stream`, and keys of `data.*`."""
-    own = {key: settings.pop(key) for key in Stream.__annotations__.keys() & settings.keys()}
+def stream_of(listings, weights, read=read_group, tokenizer=OF_BYTES, **settings) -> Corpus:
+    """A stream by its settings: keys of `data.*`, arguments of `open_stream`, and the folder.
+
+    `read` is called instead of `read_group`; `held_out` are listings of another split.
+    """
+    access = Access(settings.pop("cache_dir"), settings.get("say"))
+    held_out = settings.pop("held_out", None)
+    own = {key: settings.pop(key) for key in ("seed", "reads_ahead", "say") if key in settings}
     mix = [Part(listing.name, weight) for listing, weight in zip(listings, weights, strict=True)]
-    data = DataConfig(mix=mix, **settings)
-    return stream_corpus(
-        Stream(data=data, listings=listings, read=read, tokenizer=tokenizer, **own)
-    )
+    split = None if held_out is None else "validation"
+    data = DataConfig(mix=mix, held_out_split=split, **settings)
+    found = tokenizer if isinstance(tokenizer, Tokenizer) else fixed_tokenizer(tokenizer)
+    with patch.multiple(
+        streamed, read_group=read, list_stream=lambda *_: held_out, fixed_tokenizer=lambda _: found
+    ):
+        return streamed.open_stream(data, listings, access, tokenizer, **own)
 
 
 def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **settings) -> Corpus:
@@ -61,17 +70,10 @@ def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **
         "seed": 1,
         "val_fraction": 0.1,
         "window_bytes": 3000,
-        "windows_ahead": 2,
+        "reads_ahead": True,
         "stream_cache_bytes": 1_000_000,
         "held_out_bytes": 1000,
         "cache_dir": folder,
-        **settings,
     }
-    tokenizer = options.pop("tokenizer", fixed_tokenizer(OF_BYTES))
-    return stream_of(
-        [list_source(str(source), "text", access) for source in sources],
-        weights,
-        partial(read_group, access=access, skip_broken=options.get("skip_broken", False)),
-        tokenizer,
-        **options,
-    )
+    listings = [list_source(str(source), "text", access) for source in sources]
+    return stream_of(listings, weights, **options | settings)

@@ -88,7 +88,7 @@ def text_in_words(corpus: Corpus) -> str:
     info, held_out = corpus.info, f"{len(corpus.held_out):,}"
     if corpus.marks:
         lost = f"; {info.shortened:,} shortened" * bool(info.shortened)
-        lost += f"; {info.left_out:,} left out, too long or without a reply" * bool(info.left_out)
+        lost += f"; {info.left_out:,} left out, too long or without targets" * bool(info.left_out)
         tokens = f"{info.documents:,} conversations in {info.tokens:,} tokens"
         return f"{tokens}, {held_out} held out{lost}"
     if not isinstance(corpus.train, TokenStream | Documents):

@@ -132,9 +132,9 @@ ODD = {
         "writes turn 2 differently when others follow",
     ),
     "a template that opens a thought": (
-        chats.CHATML.replace("{% generation %}", "")
-        .replace("{% endgeneration %}", "")
-        .replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
+        chats.CHATML_UNMARKED.replace(
+            "assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"
+        ),
         chats.said("the run", "the reply"),
         r"begins a reply with '<think>\\n' when it asks for one, and writes turn 2 without that",
     ),
@@ -228,7 +228,7 @@ WRONG = {
     "one alone": (FEW[:1], "has one conversation. Use two or more"),
     "all too long": (
         [chats.said("so on " * 80, "yes")] * 4,
-        "4 are longer than data.block_size with their first reply. Use more text, or a larger",
+        "0 held out, and 4 longer than data.block_size; data.block_size=64 needs at least 1 and 1. Use",
     ),
 }
 

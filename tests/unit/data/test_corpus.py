@@ -129,7 +129,7 @@ def test_a_held_out_part_without_a_target_is_refused(prepare, tmp_path):
     source = written(tmp_path / "a.txt", "x" * 100)
 
     assert len(prepare(source, val_fraction=0.02).held_out) == 2
-    with pytest.raises(DataError, match=r"1 of 100 characters held out.*Raise data\.val_fraction"):
+    with pytest.raises(DataError, match=r"99 characters .* 1 held out; .* at least 9 and 2\. Use"):
         prepare(source, val_fraction=0.01)
 
 

@@ -80,7 +80,8 @@ NO_SPECIAL = {START: False, END: False, "</s>": False}
 @pytest.mark.parametrize("end", [END, "</s>"])
 def test_no_message_can_write_a_mark_that_is_not_flagged_special(tmp_path, end):
     """Also where the end-of-text token is another one than the template's end of a turn."""
-    tokenizer = tokenizer_of(model_folder(tmp_path, NO_SPECIAL, eos_token=end))
+    folder = model_folder(tmp_path, NO_SPECIAL, chats.CHATML_UNMARKED, eos_token=end)
+    tokenizer = tokenizer_of(folder)
     ids, plain = chat_ids(tokenizer, HACK, f"the {HACK}"), chat_ids(tokenizer, "a", "b")
     marks = [tokenizer.added_tokens[mark] for mark in NO_SPECIAL]
     assert [i for i in ids if i in marks] == [i for i in plain if i in marks] != []
@@ -108,7 +109,7 @@ def test_a_question_may_write_a_token_that_the_template_looks_for(tmp_path):
 
 def test_tokens_that_only_the_settings_call_special_are_so_in_the_snapshot(tmp_path):
     folder = model_folder(
-        tmp_path / "theirs", {START: False, END: False, "<x>": False}, None, (START, "<x>")
+        tmp_path / "theirs", {START: False, END: False, "<x>": False}, None, (START, END, "<x>")
     )
     ours = SubwordTokenizer.from_folder(folder)
     text = f"a {START}b<x> {END}"
@@ -123,7 +124,7 @@ def test_tokens_that_only_the_settings_call_special_are_so_in_the_snapshot(tmp_p
     theirs, before = (AutoTokenizer.from_pretrained(one) for one in (saved, folder))
     assert theirs.added_tokens_decoder == before.added_tokens_decoder
     ids = theirs(text).input_ids
-    assert ids == before(text).input_ids == ours.encode_parts([(text, False, 0)])[0]
+    assert ids == before(text).input_ids == ours.as_transformers()(text).input_ids
     for skip in (False, True):
         assert theirs.decode(ids, skip_special_tokens=skip) == before.decode(
             ids, skip_special_tokens=skip
@@ -150,11 +151,12 @@ def test_settings_with_a_token_that_the_tokenizer_lacks_are_refused(tmp_path):
     config = json.loads(path.read_text())
     for number, content in ((301, END), (7, START)):
         path.write_text(json.dumps({**config, "added_tokens_decoder": {number: state(content)}}))
-        with pytest.raises(DataError, match=r"has no such token\. Write both again") as caught:
+        with pytest.raises(DataError, match=r"tokenizer\.json\. Write both files again") as caught:
             tokenizer_of(folder)
-        assert f"data.tokenizer={folder}: tokenizer_config.json lists '{content}' as token" in str(
+        assert f"data.tokenizer={folder}: its added_tokens_decoder cannot be used: " in str(
             caught.value
         )
+        assert f"'{content}' is not token {number}" in str(caught.value)
     path.write_text(json.dumps({**config, "added_tokens_decoder": {301: state(END)}}))
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "tokenizer")  # the remedy
     assert tokenizer_of(tmp_path / "tokenizer").added_tokens[END] == 301
@@ -218,7 +220,11 @@ def test_a_list_names_special_tokens_as_transformers_reads_it(tmp_path, key, wra
     """Marks of roles that nothing else calls special: neither tokenizer.json nor a name."""
     listed = [wrap(START), wrap(END), wrap("<|gone|>")]
     folder = model_folder(
-        tmp_path / "theirs", {START: False, END: False}, **{key: listed}, eos_token="<|endoftext|>"
+        tmp_path / "theirs",
+        {START: False, END: False},
+        chats.CHATML_UNMARKED,
+        **{key: listed},
+        eos_token="<|endoftext|>",
     )
     if in_vocabulary:
         plain_entries(folder, (START, END))

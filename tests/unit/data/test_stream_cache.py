@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +24,7 @@ from data.reading.groups import DataFile, Group, Listing
 from data.reading.rows import list_source, read_group
 from data.split import Split
 from data.streaming.cache import TokenCache
-from data.streaming.streamed import fixed_tokenizer
 from data.token_file import TokenRows, write_tokens
-from data.tokenizer import OF_BYTES
 
 BATCH = 4
 MB = 1_000_000
@@ -42,7 +39,7 @@ OPTIONS = {
     "seed": 1,
     "val_fraction": 0.1,
     "window_bytes": MB,
-    "windows_ahead": 1,
+    "reads_ahead": True,
     "stream_cache_bytes": 100 * MB,
     "held_out_bytes": 1000,
 }
@@ -77,7 +74,7 @@ def huge(groups: int = 10_000, group_bytes: int = MB) -> Listing:
     return Listing("huge", None, "parquet", "text", (file,), tuple(all_groups), "f")
 
 
-def made_up(read: list[int], listing: Listing, group: Group) -> list[str]:
+def made_up(read: list[int], listing: Listing, group: Group, **_: object) -> list[str]:
     """The rows of a group, which is noted."""
     read.append(group.index)
     return [f"{group.index}-{row} {'x' * 200}\n" for row in range(100)]
@@ -85,9 +82,7 @@ def made_up(read: list[int], listing: Listing, group: Group) -> list[str]:
 
 def huge_corpus(folder: Path, read: list[int], listing: Listing | None = None, **settings):
     options = {**OPTIONS, "window_bytes": 4 * MB, "cache_dir": folder, **settings}
-    tokenizer = fixed_tokenizer(OF_BYTES)
-    listings = [listing or huge()]
-    return streams.stream_of(listings, [1], partial(made_up, read), tokenizer, **options)
+    return streams.stream_of([listing or huge()], [1], partial(made_up, read), **options)
 
 
 def test_the_least_recently_used_is_removed_and_an_open_file_stays_readable(tmp_path):
@@ -141,17 +136,6 @@ def test_the_cache_of_a_run_stays_within_its_bound(tmp_path):
     assert bytes_in(tmp_path / "1" / "stream") > 80_000
 
 
-def test_windows_that_were_removed_in_use_stay_readable(tmp_path):
-    folder = streams.parquet_folder(tmp_path / "a", "a")
-    corpus = streams.corpus(tmp_path, folder)
-    windows = windows_of(corpus.train, 16, -100, False)
-    blocks = windows.order(0, BATCH).items(0, 4)
-    expected = windows.__getitems__(blocks)[0][0]
-    for path in (tmp_path / "stream").glob("*.tokens"):
-        path.unlink()
-    assert windows.__getitems__(blocks)[0][0].equal(expected)
-
-
 def test_a_cache_that_fails_in_a_run_ends_it_in_a_sentence(tmp_path, monkeypatch):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     (source,) = streams.corpus(tmp_path / "cache", folder).train.sources
@@ -161,7 +145,7 @@ def test_a_cache_that_fails_in_a_run_ends_it_in_a_sentence(tmp_path, monkeypatch
 
     monkeypatch.setattr("data.streaming.windows.write_tokens", full)
     with pytest.raises(TextLost, match=r"data\.cache_dir=.*cache cannot be used: No space left"):
-        source.open(0, 0)
+        source.open((0, 0))
 
 
 def test_a_start_at_step_a_million_reads_one_window(tmp_path):
@@ -201,7 +185,7 @@ def test_every_row_is_trained_on_or_held_out(tmp_path):
     (source,) = corpus.train.sources
     held_out = source.held_out_texts(60 * MB)
     windows = range(len(source.windows(0)))
-    trained = [row for window in windows for row in source.texts(0, window)]
+    trained = [row for window in windows for row in source.texts((0, window))]
     everything = [t for group in huge(60).groups for t in made_up([], huge(60), group)]
     assert sorted(held_out + trained) == sorted(everything)
     assert len(held_out) == pytest.approx(0.12 * len(everything), abs=1)
@@ -215,9 +199,9 @@ def test_every_row_is_trained_on_or_held_out(tmp_path):
 
 def test_windows_are_read_ahead_by_one_process(tmp_path):
     read: list[int] = []
-    both = [huge_corpus(tmp_path, read, windows_ahead=ahead) for ahead in (4, 0)]
+    both = [huge_corpus(tmp_path, read, reads_ahead=ahead) for ahead in (True, False)]
     source = both[0].train.sources[0]
-    names = [f"{source._window_key}-0000-{window:06}" for window in range(5)]
+    names = [source.name_of((0, window)) for window in range(5)]
     del read[:]
     for corpus in both:
         next(steps_of(corpus))
@@ -228,41 +212,20 @@ def test_windows_are_read_ahead_by_one_process(tmp_path):
     assert max(Counter(read).values()) == 1
 
 
-def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):
-    # Names whose windows do not share one of the cache's 64 locks.
-    begun = {"a": threading.Event(), "b": threading.Event()}
-    listings = [replace(huge(40), fingerprint=name) for name in begun]
-    missed: list[str] = []
-    begins = threading.Event()
-
-    def read(listing: Listing, group: Group) -> list[str]:
-        if begins.is_set():
-            begun[listing.fingerprint].set()
-            missed.extend(name for name, event in begun.items() if not event.wait(20))
-        return made_up([], listing, group)
-
-    tokenizer = fixed_tokenizer(OF_BYTES)
-    corpus = streams.stream_of(listings, [1, 1], read, tokenizer, **OPTIONS, cache_dir=tmp_path)
-    begins.set()
-    next(steps_of(corpus))
-    assert missed == []
-
-
 def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     access = Access(tmp_path)
     broken: list[int] = []
 
-    def read(listing: Listing, group: Group) -> list[str]:
+    def read(listing: Listing, group: Group, access: Access, **options: bool) -> list[str]:
         if broken:
             raise BrokenText("it is broken")
-        return read_group(listing, group, access)
+        return read_group(listing, group, access, **options)
 
     corpus = streams.stream_of(
         [list_source(str(folder), "text", access)],
         [1],
         read,
-        fixed_tokenizer(OF_BYTES),
         **OPTIONS | {"window_bytes": 1000},
         cache_dir=tmp_path,
     )
@@ -321,7 +284,7 @@ def test_a_held_out_data_set_takes_no_training_row(tmp_path):
     ids = [row.partition(":")[0] for row in texts[0].split("<|endoftext|>")[:-1]]
     assert sorted(ids) == sorted(f"b{number}" for number in range(10))
     (source,) = corpora[0].train.sources
-    rows = [row for window in range(len(source.windows(0))) for row in source.texts(0, window)]
+    rows = [row for window in range(len(source.windows(0))) for row in source.texts((0, window))]
     trained = [row.partition(":")[0] for row in rows]
     assert sorted(trained) == sorted(f"a{number}" for number in range(120))
     assert corpora[0].info.fingerprint != streams.corpus(tmp_path / "c", train).info.fingerprint

@@ -246,16 +246,20 @@ def test_a_snapshot_of_other_weights_or_another_text_is_refused(sources, tmp_pat
             steps_of(corpus, first=41)
 
 
-def test_a_file_that_two_sources_name_differently_is_refused(tmp_path):
-    """Its name decides which of its rows are held out."""
-    whole = streams.lines_folder(tmp_path / "data", "a")
-    part = streams.lines_folder(tmp_path / "data/code", "b")
+def test_a_file_that_two_sources_name_differently_is_held_out_in_both(tmp_path):
+    """Its name decides which of its rows are held out, and a held-out data set takes them all."""
+    whole = streams.parquet_folder(tmp_path / "data", "a", files=4)
     (tmp_path / "links").mkdir()
-    (link := tmp_path / "links/best.jsonl").symlink_to(part / "part-0.jsonl")
-    for one, other in ((whole, part), (part, link)):
-        with pytest.raises(DataError, match=r"data\.mix has one file in two sources, as .*part-0"):
-            streams.corpus(tmp_path / "cache", one, other, weights=(0.7, 0.3))
-    streams.corpus(tmp_path / "cache", part, part, weights=(0.7, 0.3))
+    (link := tmp_path / "links/best.parquet").symlink_to(whole / "part-0.parquet")
+    one, other, split = (
+        list_source(str(one), "text", Access(tmp_path)) for one in (whole, link, link)
+    )
+    of_one, of_other = held_out_parts([one, other], 0.1)
+    shared = [group.file == 0 for group in one.groups]
+    assert of_one[shared].tolist() == of_other.tolist()
+    assert of_one.sum() < len(shared) / 2
+    (alone,) = held_out_parts([one], 0.0, [split])
+    assert alone.tolist() == [float(is_shared) for is_shared in shared]
 
 
 @pytest.mark.parametrize("pattern", ["data", "data/*.jsonl"])

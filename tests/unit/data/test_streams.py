@@ -70,10 +70,6 @@ def test_a_mix_has_sources_weights_and_columns():
             "data.source=python-docs, a text that comes with Python",
         ),
         (["data.streaming=perhaps"], "data.streaming=perhaps is not true or false, or null"),
-        (
-            [TWO, OF_BYTES, "data.prefetch_bytes=1000000"],
-            "prefetch_bytes=1000000 must be at least",
-        ),
         ([TWO, OF_BYTES, "data.stream_cache_bytes=100000000"], "must be at least 512000000"),
     ],
 )

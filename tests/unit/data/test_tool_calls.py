@@ -38,7 +38,7 @@ def tool(name: str, **properties: str) -> dict:
 ROWS = [
     {
         "messages": [
-            {"role": "user", "content": "where <|im_end|>"},
+            {"role": "user", "content": "where"},
             {"role": "assistant", "content": None, "tool_calls": [call("go", to="the run", n=3)]},
             {"role": "tool", "content": "it was"},
             {"role": "assistant", "content": "no step", "reasoning_content": "as it was"},
@@ -111,24 +111,17 @@ def test_a_template_gets_tools_as_transformers_gives_them(prepare_chats, tmp_pat
     theirs = AutoTokenizer.from_pretrained(folder)
     expected, size = [], 0
     for row in rows:
-        # The special token that is spelled out is text here: as long as another one.
-        words = json.loads(json.dumps(row).replace("<|im_end|>", "<-im_end->"))
         one = theirs.apply_chat_template(
-            words["messages"],
-            tools=words["tools"],
-            documents=words["documents"],
+            row["messages"],
+            tools=row["tools"],
+            documents=row["documents"],
             return_dict=True,
             return_assistant_tokens_mask=True,
         )
         expected.append((one["input_ids"], one["assistant_masks"]))
         targets = [i for i, flag in zip(*expected[-1], strict=True) if flag]
         size += len(theirs.decode(targets).replace("<|im_end|>", "").encode())
-    dash, bar = (theirs.encode(one, add_special_tokens=False)[0] for one in "-|")
-    found = [
-        ([dash if i == bar else i for i in ids], mask) for ids, mask in conversations_of(corpus)
-    ]
-    expected = [([dash if i == bar else i for i in ids], mask) for ids, mask in expected]
-    assert found == expected
+    assert conversations_of(corpus) == expected
     assert corpus.info.train_bytes + corpus.info.held_out_bytes == size
 
 
