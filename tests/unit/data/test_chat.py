@@ -228,7 +228,7 @@ WRONG = {
     "one alone": (FEW[:1], "has one conversation. Use two or more"),
     "all too long": (
         [chats.said("so on " * 80, "yes")] * 4,
-        "0 held out, and 4 longer than data.block_size; data.block_size=64 needs at least 1 and 1. Use",
+        "0 held out, and 4 longer than data.block_size; data.block_size=64 needs at least 1",
     ),
 }
 
