@@ -105,7 +105,7 @@ def hand_over(
             speed=console.speed_in_words(),
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
-        console.warn(f"{snapshot} is not uploaded: {error}.")
+        console.warn(f"a snapshot is not uploaded: {snapshot}: {error}.")
         return
     uploads.offer(snapshot, Card(text, picture), newest_best)
 
@@ -130,12 +130,15 @@ def finish_uploads(
         console.say(f"hub       {name} has step {status.step}{sent}")
     elif status.off:
         console.warn(
-            f"{name} lacks the end of this run: uploads have stopped, see above. The "
-            f"local snapshots are in {snapshots_in(Path(config.run.dir))}."
+            f"the uploads are not complete: {name} lacks the end of this run: uploads have "
+            f"stopped, see above. The local snapshots are in {snapshots_in(Path(config.run.dir))}."
         )
     else:
         reached = "has nothing yet" if status.was_read else "was never reached"
         if status.step is not None:
             reached = f"has step {status.step}, not the newest"
         reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
-        console.warn(f"{name} {reached}{reason}. The same command uploads it at its next start.")
+        console.warn(
+            f"the newest snapshot is not uploaded: {name} {reached}{reason}. The same command "
+            "uploads it at its next start."
+        )
