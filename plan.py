@@ -100,7 +100,6 @@ def planned(options: argparse.Namespace, config: Config) -> tuple[list[Fit], Spl
         stored_as=stored_as,
         attention=None if config.run.attention == "auto" else config.run.attention,
         packed=config.data.documents != PACKED and sizes.can_pack,
-        reduce_dtype=config.run.reduce_dtype,
         sync_each=config.run.sync_each_micro_batch,
     )
     candidates = [*strategies(sizes, shape, options.machines)]

@@ -52,7 +52,6 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
     "run.attention": ("auto", KERNEL, VARLEN),
-    "run.reduce_dtype": ("float32", "bf16"),
 }
 """The allowed values of a key."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")

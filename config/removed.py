@@ -33,6 +33,7 @@ REMOVED: dict[str, str] = {
     "run.notice_seconds": "leave it out: a notice stops the run with a snapshot at once",
     "run.preemption_notice": "start the run with python -m cloud.attempts --notice auto",
     "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
+    "run.reduce_dtype": "leave it out: processes add up gradients in float32",
     "run.residual_dtype": "blocks add up in float32. model.activation_checkpointing saves memory",
     "run.tf32": "set mixed_precision: bf16 in the accelerate config file, which is faster",
     "snapshot.every=auto": "give snapshot.every_minutes=10, or a number of steps",

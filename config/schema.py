@@ -226,8 +226,6 @@ class RunConfig:
     """Process-group timeout at the start and around snapshots, where processes wait for one."""
     sync_each_micro_batch: bool = True
     """FSDP: send in each micro-batch; false: once a step, with whole weights and gradients."""
-    reduce_dtype: str = "float32"
-    """The dtype in which processes add up gradients: float32; or bf16, half the traffic."""
 
 
 @dataclass

@@ -35,11 +35,7 @@ from model.frozen import AUTO, FLOAT32, keep_frozen
 from model.kernels import VARLEN, why_no_varlen
 from planning.allocation_log import LiveBytes
 from planning.kernels import cuda_kernels, few_chunks, offloading, without_moving
-from training.distributed.accelerator import (
-    REDUCE_DTYPES,
-    reducing_in,
-    set_communication,
-)
+from training.distributed.accelerator import set_communication, sums_in_float32
 from training.step import freeze, make_optimizer
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,8 +67,6 @@ class Shape:
     """Whether documents in a row do not attend to each other."""
     sync_each: bool = True
     """`run.sync_each_micro_batch`: FSDP sends in each micro-batch of a step."""
-    reduce_dtype: str = "float32"
-    """`run.reduce_dtype`, in which processes add up gradients."""
     context: int = 1
     """Processes among those of a copy that share each sequence."""
     tensor: int = 1
@@ -248,7 +242,7 @@ def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     if shape.precision != "no":
         plugin.set_mixed_precision(shape.precision)
     policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
-    plugin.mixed_precision_policy = reducing_in(REDUCE_DTYPES[shape.reduce_dtype], policy)
+    plugin.mixed_precision_policy = sums_in_float32(policy)
     names = ("replicate", "shard") if shape.copies > 1 else ("shard",)
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),

@@ -66,7 +66,7 @@ def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1
     config.run.max_minutes = None
     if task.in_float32:
-        config.model.dropout, config.run.reduce_dtype = 0.0, "float32"
+        config.model.dropout = 0.0
     for key, value in task.changes.items():
         section, _, name = key.partition(".")
         setattr(getattr(config, section), name, value)

@@ -61,14 +61,6 @@ def test_fsdp_sends_weights_and_gradients_once_a_step_by_a_key(tmp_path):
         assert rows[kind][1] == pytest.approx(WEIGHTS, rel=0.001)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
-def test_gradients_reduced_in_bf16_take_half_the_bytes(config, tmp_path):
-    rows, _ = trace(config, tmp_path, *SMALL, "run.reduce_dtype=bf16")
-    kind, times = ("all-reduce", 1) if config == "ddp_cpu.yaml" else ("reduce-scatter", 2)
-    assert rows[kind][1] == pytest.approx(times * WEIGHTS / 2, rel=0.002)
-
-
 def test_one_process_sends_nothing(tmp_path):
     rows, events = trace("cpu.yaml", tmp_path, *SMALL)
     assert rows == {}

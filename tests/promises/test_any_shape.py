@@ -121,13 +121,3 @@ def test_a_mixture_is_balanced_alike_recomputed_and_compiled(small, tmp_path):
         for name in ("loss", "grad_norm", "load_balancing_loss"):
             found = [[r[name] for r in runs.metrics(d)] for d in (one, several)]
             assert found[1] == pytest.approx(found[0], rel=1e-5), (config, name)
-
-
-@pytest.mark.slow
-def test_gradients_reduced_in_bf16_have_the_losses_in_3_digits(single, small, tmp_path):
-    for config in ("ddp_cpu.yaml", "fsdp_cpu.yaml"):
-        run_dir = tmp_path / config
-        words = [*small, *CONSTANT, "run.reduce_dtype=bf16", f"run.dir={run_dir}"]
-        result = runs.launch(runs.rehearsal(config, tmp_path, 2), *words, code=0)
-        assert "gradients reduced in bf16" in result.stdout
-        assert 0 < relative_difference(runs.losses(single), runs.losses(run_dir)) < 1e-3

@@ -10,11 +10,9 @@ import pytest
 
 import runs
 from config.compose import load_config
-from small_snapshots import state_at
 from snapshot.disk.folder import verify
 from snapshot.disk.state import RunState, read_state
 from snapshot.start import Start
-from training.reporting.header import rate_jump
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.run.records import evaluation_is_pending
 
@@ -85,18 +83,3 @@ def test_lines_of_the_loop_and_the_writer_do_not_mix(tmp_path):
         done.set()
         flushing.result(timeout=runs.DEADLINE_SECONDS)
     assert [record["step"] for record in read_metrics(metrics.path)] == list(range(300))
-
-
-def test_a_learning_rate_that_jumps_is_named_and_no_other():
-    before = load_config(["model=baby", "train.max_steps=2000"])
-    state = state_at(2000)
-    state.config = {"optim": vars(before.optim), "train": vars(before.train)}
-    assert rate_jump(state, before) is None
-    longer = ["model=baby", "train.max_steps=4000"]
-    words = rate_jump(state, load_config(longer))
-    assert words is not None
-    assert "rises from 0.0001 to 0.00057, as the schedule spans all steps" in words
-    kept = ["optim.learning_rate=0.0001", "optim.min_learning_rate=0.0001"]
-    assert rate_jump(state, load_config([*longer, *kept])) is None
-    state.config = {"optim": {"of": "another version"}}
-    assert rate_jump(state, before) is None

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import torch
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
     DynamoBackend,
     GradientAccumulationPlugin,
     ParallelismConfig,
@@ -29,13 +30,7 @@ from accelerate.utils.dataclasses import FP8BackendType
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from config.schema import (
-    Config,
-    ConfigError,
-    RunConfig,
-    TrainConfig,
-    refuse_uneven_chunks,
-)
+from config.schema import Config, ConfigError, RunConfig, TrainConfig, refuse_uneven_chunks
 from data.split import Split
 from model.context import Context
 from model.family import LanguageModel
@@ -44,62 +39,19 @@ from training.distributed.launcher import (
     fp8_recipe,
     fsdp_requested,
     is_on,
-    is_one_machine,
     on_cpu,
     requested_precision,
 )
 from training.distributed.processes import init_processes
 from training.distributed.sharing import (
+    TP_SIZE,
     context_size,
     data_parallel_size,
-    refuse_model,
+    refuse_context,
+    refuse_size,
     tensor_size,
     why_not_shared,
 )
-
-MIB = 2**20
-BUCKET_MIB, LARGEST_BUCKET_MIB = 25, 250
-"""The size of DDP's own buckets but the first, and the largest between machines."""
-BUCKETS = 8
-"""The least number of buckets between machines: the last one is sent after the backward pass."""
-REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
-"""By `run.reduce_dtype`, the dtype in which processes send and add up gradients."""
-
-
-@dataclass(frozen=True)
-class DdpOptions:
-    """What accelerate calls DDP with, in place of its `DistributedDataParallelKwargs`.
-
-    accelerate 1.15 lacks torch's new name of `broadcast_buffers`; torch refuses bf16 over gloo.
-    """
-
-    bucket_mib: int | None = None
-    """None: DDP's own sizes, of which the first is small, so that sending begins early."""
-    in_bf16: bool = False
-    """Whether processes send and add up gradients in bf16."""
-
-    def to_kwargs(self) -> dict[str, Any]:
-        """DDP's arguments.
-
-        Gradients are views of the buckets that DDP sends: otherwise each exists twice. Buffers are
-        constants here (masks, rotations), equal on all processes: DDP sends them once.
-        """
-        return {
-            "bucket_cap_mb": self.bucket_mib,
-            "gradient_as_bucket_view": True,
-            "forward_sync_buffers": False,
-        }
-
-    def register_comm_hook(self, model: Any) -> None:
-        """Have DDP reduce in bf16 if asked. With gloo, torch refuses its own hook by name."""
-        if self.in_bf16:
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-            # No annotations, because DDP checks them.
-            def reduce_in_bf16(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-                return bf16_compress_hook(group, bucket)
-
-            model.register_comm_hook(None, reduce_in_bf16)
 
 
 class Sizes(ParallelismConfig):
@@ -230,37 +182,18 @@ def split_of(accelerator: accelerate.Accelerator, train: TrainConfig) -> Split:
 def check_configuration(accelerator: Accelerator, config: Config) -> None:
     """Derive gradient accumulation from the batch sizes and the data-parallel size.
 
-    Raises ConfigError where a sequence or matrices cannot be divided, and where gradients cannot be
-    reduced as `config.run` says.
+    Raises ConfigError where a sequence or matrices cannot be divided, and for whole weights on the
+    device that the accelerate config file keeps on the CPU.
     """
     refuse_uneven_chunks(config, context_size(accelerator))
-    micro_batches = split_of(accelerator, config.train).accumulation
-    accelerator.gradient_accumulation_steps = micro_batches
-    run, fsdp = config.run, accelerator.is_fsdp2
-    in_16_bits = run.reduce_dtype != "float32"
-    # DDP accumulates in float32, and sends once a step anyway.
-    sends_later = fsdp and (replicas(accelerator) > 1 or not run.sync_each_micro_batch)
-    refusals = {
-        f"run.reduce_dtype={run.reduce_dtype} cannot be used with mixed_precision: fp16, which is "
-        "for GPUs without bf16. Leave it out, or set mixed_precision: bf16.": (
-            in_16_bits and accelerator.mixed_precision == "fp16"
-        ),
-        "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
-        "fsdp_offload_params: true shards on the CPU. Leave one of them out.": (
-            fsdp and not run.sync_each_micro_batch and offloads(accelerator)
-        ),
-        f"run.reduce_dtype={run.reduce_dtype}: with hybrid sharding or "
-        "run.sync_each_micro_batch=false FSDP would also add up the "
-        f"{micro_batches} micro-batches of a step in 16 bits. Use float32, or a larger "
-        "train.micro_batch_size without accumulation.": (
-            in_16_bits and sends_later and micro_batches > 1
-        ),
-    }
-    found = [sentence for sentence, holds in refusals.items() if holds]
+    accelerator.gradient_accumulation_steps = split_of(accelerator, config.train).accumulation
+    if offloads(accelerator) and not config.run.sync_each_micro_batch:
+        raise ConfigError(
+            "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
+            "fsdp_offload_params: true shards on the CPU. Leave one of them out."
+        )
     if tensor_size(accelerator) > 1 and (why := why_not_shared(config, requested_precision())):
-        found.append(why)
-    if found:
-        raise ConfigError("\n".join(found))
+        raise ConfigError(why)
 
 
 def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
@@ -268,16 +201,24 @@ def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, confi
 
     Without fsdp_transformer_layer_cls_to_wrap, accelerate shards the blocks that the model names.
     """
+    file = "The accelerate config file says"
     plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
     named = [] if plugin is None else plugin.transformer_cls_names_to_wrap
     blocks = sorted(model._no_split_modules)
     if named and sorted(named) != blocks:
         raise ConfigError(
-            "the accelerate config file says fsdp_transformer_layer_cls_to_wrap: "
-            f"{','.join(named)}. This model's blocks are of the class {','.join(blocks)}: remove "
-            "the entry."
+            f"{file} fsdp_transformer_layer_cls_to_wrap: {','.join(named)}. This model's blocks "
+            f"are of the class {','.join(blocks)}: remove the entry."
         )
-    refuse_model(accelerator, model, config)
+    tensor, context = tensor_size(accelerator), context_size(accelerator)
+    if context > 1:
+        says = f"{file} parallelism_config_cp_size: {context}"
+        refuse_context(says, context, tensor, model, config.run)
+    if tensor > 1:
+        says = f"{file} {TP_SIZE}: {tensor}"
+        if model.layout().packed():  # a run that began in four bits
+            raise ConfigError(f"{says}, and the run keeps weights in four bits. Use FSDP alone.")
+        refuse_size(says, tensor, model)
 
 
 def _refuse_missing(trackers: list[str]) -> None:
@@ -384,8 +325,14 @@ def configure_wrapping(
         model.share_context(Context(group))
     if accelerator.is_fsdp2:
         _configure_fsdp(accelerator, model, run)
-    else:
-        accelerator.ddp_handler = ddp_options(model, run.reduce_dtype, not is_one_machine())
+        return
+    # Gradients are views of the buckets that DDP sends: otherwise each exists twice. Buffers are
+    # constants (masks, rotations), which are equal on all processes.
+    accelerator.ddp_handler = DistributedDataParallelKwargs(
+        broadcast_buffers=False, gradient_as_bucket_view=True
+    )
+    # accelerate 1.15 does not know torch's new name of it.
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
 
 
 def _configure_fsdp(
@@ -396,35 +343,16 @@ def _configure_fsdp(
         plugin.cpu_offload = replace(plugin.cpu_offload, pin_memory=False)
     if not run.sync_each_micro_batch and accelerator.gradient_accumulation_steps > 1:
         plugin.reshard_after_forward = False
-    dtype = REDUCE_DTYPES[run.reduce_dtype]
     if accelerator.mixed_precision != "no":
-        plugin.mixed_precision_policy = reducing_in(dtype, plugin.mixed_precision_policy)
+        plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
         # accelerate does this for every strategy but FSDP2.
         autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
         model.forward = autocast(model.forward)  # type: ignore[method-assign]
-    elif dtype != torch.float32:
-        from torch.distributed.fsdp import MixedPrecisionPolicy
-
-        plugin.mixed_precision_policy = reducing_in(dtype, MixedPrecisionPolicy())
 
 
-def ddp_options(model: nn.Module, reduce_dtype: str, between_machines: bool) -> DdpOptions:
-    """DDP's options for the gradients of a model.
-
-    Between machines a message waits longer for its turn than inside one, so its buckets grow with
-    the model: an eighth of the gradients, so that most of them travel during the backward pass.
-    """
-    bucket = None
-    if between_machines:
-        size = sum(one.nbytes for one in model.parameters() if one.requires_grad)
-        larger = min(size // BUCKETS // MIB, LARGEST_BUCKET_MIB)
-        bucket = larger if larger > BUCKET_MIB else None
-    return DdpOptions(bucket, reduce_dtype == "bf16")
-
-
-def reducing_in(dtype: torch.dtype, policy: Any) -> Any:
-    """FSDP's policy with weights in its dtype where they are used, and sums of gradients in dtype.
+def sums_in_float32(policy: Any) -> Any:
+    """FSDP's policy with weights in its dtype where they are used, and gradients in float32.
 
     accelerate's policy sums gradients and returns the loss in 16 bits.
     """
-    return replace(policy, reduce_dtype=dtype, output_dtype=None, cast_forward_inputs=False)
+    return replace(policy, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False)

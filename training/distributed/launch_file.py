@@ -5,11 +5,8 @@ Otherwise accelerate or torch would ignore them silently and train something els
 
 from __future__ import annotations
 
-import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
@@ -17,7 +14,6 @@ from accelerate.commands.launch import launch_command_parser
 
 from model.fp8 import RECIPES
 from training.distributed.launcher import (
-    asked_machines,
     env_var,
     fsdp_requested,
     is_on,
@@ -29,27 +25,22 @@ from training.distributed.launcher import (
     started_processes,
 )
 
-COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
-"""The environment variable from which inductor takes a compiler, and the names it looks for."""
 CONFIG_FILE = "The accelerate config file"
 FP8_CAPABILITY = (8, 9)
-FOREIGN_ENGINES = {
-    "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED, whose optimizer state would fit no other shape. "
-    "distributed_type: FSDP shards as ZeRO stage 3 does: docs/parallelism.md has its entries.",
-    "ACCELERATE_USE_MEGATRON_LM": "MEGATRON_LM, which has models and a loop of its own. Use "
-    "distributed_type: FSDP with parallelism_config_tp_size for its tensor parallelism and "
-    "parallelism_config_cp_size for long sequences. Pipeline stages are not supported.",
-    "ACCELERATE_USE_SAGEMAKER": "SageMaker, whose launcher is not supported. Use distributed_type: "
-    "MULTI_GPU (DDP) or FSDP, on machines that you start yourself.",
-}
-"""What the config file requests, and what to do instead, by the variable of the launcher."""
 OF_EACH_PROCESS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OFF = "FALSE F NO N OFF 0"
-RECOMPUTES = (
-    "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and pass "
-    "model.activation_checkpointing=true to train.py."
-)
 ENTRIES = {
+    "ACCELERATE_USE_DEEPSPEED": (
+        OFF,
+        "The optimizer state of distributed_type: DEEPSPEED fits no other shape. distributed_type: "
+        "FSDP shards as ZeRO stage 3 does: docs/parallelism.md has its entries.",
+    ),
+    "ACCELERATE_USE_MEGATRON_LM": (
+        OFF,
+        "MEGATRON_LM has models and a loop of its own. Use distributed_type: FSDP with "
+        "parallelism_config_tp_size for its tensor parallelism and parallelism_config_cp_size for "
+        "long sequences.",
+    ),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
         "1 AUTO",
         "Accumulation follows from train.global_batch_size and train.micro_batch_size: remove the "
@@ -70,8 +61,11 @@ ENTRIES = {
         "Only wrapping block by block keeps the whole model out of memory: set "
         "TRANSFORMER_BASED_WRAP.",
     ),
-    "FSDP_ACTIVATION_CHECKPOINTING": (OFF, RECOMPUTES),
-    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": (OFF, RECOMPUTES),
+    "FSDP_ACTIVATION_CHECKPOINTING": (
+        OFF,
+        "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and "
+        "pass model.activation_checkpointing=true to train.py.",
+    ),
     "FSDP_IGNORED_MODULES": (
         "NONE",
         "The gradients of those modules would not be reduced over processes. Remove it.",
@@ -103,24 +97,12 @@ UNSET = {"FSDP_VERSION": "1", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus()]
-    least, _, most = asked_machines().partition(":")
-    if most not in ("", least):
-        found.append(
-            f"--nnodes (PET_NNODES) is {least}:{most}: the number of machines must be one number. "
-            "Stop and start with another: any snapshot resumes in any shape."
-        )
-    engines = [why for variable, why in FOREIGN_ENGINES.items() if is_on(variable)]
-    found += [f"{CONFIG_FILE} requests {why}" for why in engines]
+    found = [*_left_over(), *_trains_alone(), *_too_few_gpus(), *_gpu_without_fp8()]
     for variable, (right, remedy) in ENTRIES.items():
         value = env_var(variable) or UNSET.get(variable, "")
         if value and value.upper() not in right.split() and _is_read(variable):
             name = variable.lower().removeprefix("accelerate_").replace("fp8_", "fp8_config ")
             found.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
-    if env_var("ACCELERATE_DYNAMO_BACKEND").upper() == "INDUCTOR":
-        found += _without_compiler()
-    if requested_precision() == "fp8" and not on_cpu():  # which emulates it
-        found += _gpus_without_fp8()
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found += _wrong_sizes()
     if fsdp_requested() and started_processes() == 1 and not found:
@@ -155,47 +137,32 @@ def _left_over() -> Iterator[str]:
         )
 
 
-def _ignored_by_launcher() -> Iterator[str]:
-    """A sentence for the options that `accelerate launch` ignores silently, as its parser reads.
+def _trains_alone() -> Iterator[str]:
+    """A sentence if `accelerate launch` starts one process where several were requested.
 
-    Nothing for another launcher, and for options of another version.
+    It does so silently without a distributed_type. Nothing for another launcher.
     """
     started_by = launcher()
-    if started_by is None or "accelerate" not in Path(started_by.command[0]).name:
+    if started_by is None or "accelerate" not in Path(started_by.command[0]).name or launched():
         return
     words = list(started_by.command[1:])
-    file: Any = None
+    file = None
     try:
         options = launch_command_parser().parse_args(words[words[:1] == ["launch"] :])
         if options.config_file or (Path(default_config_file).is_file() and not options.cpu):
             file = load_config_from_file(options.config_file)
-    except (SystemExit, OSError, ValueError):
+    except (SystemExit, OSError, ValueError):  # accelerate reports it
         return
-
-    def either(name: str) -> Any:
-        given = getattr(options, name, None)
-        return getattr(file, name, None) if given is None else given
-
-    kind = "--cpu" if options.cpu else "without --multi_gpu"
-    if file is not None and not options.cpu:
-        kind = f"distributed_type: {file.distributed_type.value}"
-    processes, machines = int(either("num_processes") or 1), int(either("num_machines") or 1)
-    if not launched() and (processes > 1 or machines > 1):
+    counts = {
+        name: int(getattr(options, name) or getattr(file, name, None) or 1)
+        for name in ("num_machines", "num_processes")
+    }
+    if max(counts.values()) > 1:
+        asked = " and ".join(f"{name}: {count}" for name, count in counts.items())
         yield (
-            f"accelerate launch has num_machines: {machines} and num_processes: {processes}, but "
-            f"starts one process that trains alone ({kind}). For several, set distributed_type: "
-            "MULTI_GPU or FSDP, with use_cpu: true on CPUs, as in "
+            f"accelerate launch has {asked}, but starts one process that trains alone. For "
+            "several, set distributed_type: MULTI_GPU or FSDP, with use_cpu: true on CPUs, as in "
             "accelerate_configs/ddp_cpu.yaml; for one, --num_machines 1 --num_processes 1."
-        )
-        return
-    gpu_ids = str(either("gpu_ids") or "all")
-    named = any(name.strip().isdigit() for name in gpu_ids.split(","))
-    use_cpu = options.cpu or getattr(file, "use_cpu", False) or is_on("ACCELERATE_USE_CPU")
-    if (named or (launched() and gpu_ids == "all")) and not use_cpu and on_cpu():
-        yield (
-            f"{CONFIG_FILE} requests GPUs ({kind}, gpu_ids: {gpu_ids}), but torch finds none. "
-            "Check the driver (nvidia-smi), and that torch is built for it. For CPUs, use "
-            "accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml."
         )
 
 
@@ -208,36 +175,24 @@ def _too_few_gpus() -> Iterator[str]:
     here = processes_here()
     if launcher() is None or on_cpu() or here <= (gpus := torch.accelerator.device_count()):
         return
-    visible = env_var("CUDA_VISIBLE_DEVICES")
-    why = f" (CUDA_VISIBLE_DEVICES={visible}, which gpu_ids sets)" * bool(visible)
     yield (
-        f"the launcher starts {here} processes on this machine, and the number of GPUs that are "
-        f"visible is {gpus}{why}. NCCL takes one process for each: lower num_processes "
-        "(nproc_per_node of torchrun), or make more GPUs visible."
+        f"the launcher starts {here} processes on this machine, and {gpus} GPUs are visible. NCCL "
+        "takes one process for each: lower num_processes (nproc_per_node of torchrun), or make "
+        "more visible (gpu_ids, CUDA_VISIBLE_DEVICES)."
     )
 
 
-def _without_compiler() -> Iterator[str]:
-    """A sentence where the compiler of the run would find none for what it generates."""
-    variable, *names = COMPILERS["cpu" if on_cpu() else "cuda"]
-    if not any(shutil.which(name) for name in (env_var(variable), *names) if name):
-        yield (
-            f"{CONFIG_FILE} says dynamo_backend: INDUCTOR, and this machine has no compiler for it "
-            f"({' or '.join(names)}). Install one, or set dynamo_backend: NO."
-        )
-
-
-def _gpus_without_fp8() -> Iterator[str]:
+def _gpu_without_fp8() -> Iterator[str]:
     """A sentence where accelerate itself would compute in fp16, after a warning."""
+    if requested_precision() != "fp8" or on_cpu():  # which emulates it
+        return
     kind = torch.accelerator.current_accelerator()
-    if kind is None or kind.type != "cuda":
-        yield f"mixed_precision: fp8 needs a GPU of CUDA, and this is {kind}. Use bf16."
-    elif (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
-        has, needed = (".".join(map(str, one)) for one in (capability, FP8_CAPABILITY))
+    is_cuda = kind is not None and kind.type == "cuda"
+    if not is_cuda or torch.cuda.get_device_capability() < FP8_CAPABILITY:
         yield (
             f"{CONFIG_FILE} says mixed_precision: fp8, which needs an NVIDIA GPU of compute "
-            f"capability {needed} (Ada, Hopper) or later. {torch.cuda.get_device_name()} has "
-            f"{has}: set mixed_precision: bf16."
+            f"capability 8.9 (Ada, Hopper) or later, and this is "
+            f"{torch.cuda.get_device_name() if is_cuda else kind}: set mixed_precision: bf16."
         )
 
 
@@ -252,18 +207,17 @@ def _wrong_sizes() -> Iterator[str]:
         return
     names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
     entries = [f"parallelism_config_{name}" for name in names]
-    copies, shard, matrices, sequences, _ = sizes = [int(env_var(e.upper(), "1")) for e in entries]
-    named = [f"{entry}: {size}" for entry, size in zip(entries, sizes, strict=True) if size > 1]
-    says = f"{CONFIG_FILE} says"
-    if shard * matrices * sequences < 2:
+    copies, shard, matrices, sequences, other = (int(env_var(e.upper(), "1")) for e in entries)
+    product = copies * shard * matrices * sequences
+    if shard < 2 and (copies > 1 or matrices * sequences < 2):
         yield (
-            f"{says} {entries[1]}: {shard}. One shard is not sharded: set it to the number of "
-            "GPUs in a machine, or use accelerate_configs/ddp.yaml."
+            f"{CONFIG_FILE} says {entries[1]}: {shard}. One shard is not sharded: set it to the "
+            "number of GPUs in a machine, or use accelerate_configs/ddp.yaml."
         )
-    elif shard < 2 <= copies:
-        yield f"{says} {' and '.join(named)}, which need {entries[1]}: 2 or more. Set it."
-    elif math.prod(sizes) != started_processes() and sizes[4] == 1:
+    elif product != started_processes() and other == 1:
+        sizes = zip(entries, (copies, shard, matrices, sequences), strict=False)
+        named = " and ".join(f"{entry}: {size}" for entry, size in sizes if size > 1)
         yield (
-            f"{says} {' and '.join(named)}, which are {math.prod(sizes)} processes, but "
+            f"{CONFIG_FILE} says {named}, which are {product} processes, but "
             f"{started_processes()} run. Their product must be num_processes."
         )

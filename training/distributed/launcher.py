@@ -97,17 +97,6 @@ def restarts_left() -> int:
     return int(most) - int(env_var("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def asked_machines() -> str:
-    """torchrun's `--nnodes`, which accelerate takes from PET_NNODES only: '4', '1:4', or empty."""
-    started_by = launcher()
-    words = () if started_by is None or not launched() else started_by.command
-    for place, word in enumerate(words):
-        name, has_value, value = word.partition("=")
-        if name == "--nnodes":
-            return value if has_value else words[place + 1]
-    return env_var("PET_NNODES") if launched() else ""
-
-
 def shutdown_timeout() -> float:
     """Seconds from a signal until the launcher kills its processes; infinite without one."""
     return float(env_var("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if launched() else float("inf")
@@ -120,15 +109,6 @@ def on_cpu() -> bool:
     config file needs `gpu_ids`, as accelerate_configs/ddp_cpu.yaml has it.
     """
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-
-
-def draw_into_files() -> None:
-    """Have matplotlib import without a display.
-
-    Its import fails where MPLBACKEND names a backend that is not installed, such as that of a
-    notebook, which names it to all programs that it starts.
-    """
-    os.environ["MPLBACKEND"] = "agg"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ this file uses torch.distributed itself.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 import uuid
@@ -20,6 +19,7 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType, broadcast
 
+from common.command import say_error
 from config.schema import ConfigError, RunConfig
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
@@ -35,6 +35,11 @@ ARRIVAL_SECONDS = 0.02
 """How often the main process looks for the others at the start."""
 WAITING_SECONDS = 15.0
 """When a process without a launcher says that it waits for others."""
+WHO_IS_AWAITED = (
+    "waiting for all {} processes, which WORLD_SIZE and RANK name. If nobody has started the "
+    "others, stop this one and unset WORLD_SIZE, RANK and LOCAL_RANK."
+)
+"""The environment of a shell may name processes that nobody has started."""
 OF_THREADS = "threads"
 """The description of the group of threads. One may write for longer than a step's timeout."""
 LOST = (
@@ -72,15 +77,14 @@ def init_processes(timeout: timedelta) -> None:
         raise error
     if (processes := started_processes()) == 1:
         return
-    # The environment of a shell may name processes that nobody has started.
-    why_waiting = threading.Timer(WAITING_SECONDS, _say_what_is_awaited, [processes])
-    why_waiting.daemon = True
+    waiting = threading.Timer(WAITING_SECONDS, say_error, [WHO_IS_AWAITED.format(processes)])
+    waiting.daemon = True
     if is_alone:
-        why_waiting.start()
+        waiting.start()
     try:
         store, rank, processes = fresh_store(timeout)
     finally:
-        why_waiting.cancel()
+        waiting.cancel()
     # The launcher does not pass use_cpu to several processes.
     state = PartialState(
         cpu=on_cpu(), store=store, rank=rank, world_size=processes, timeout=timeout
@@ -91,14 +95,6 @@ def init_processes(timeout: timedelta) -> None:
         # accelerate promotes only MULTI_GPU to FSDP and calls processes on CPUs MULTI_CPU. What
         # follows is torch's FSDP2 over gloo.
         state.distributed_type = DistributedType.MULTI_GPU
-
-
-def _say_what_is_awaited(processes: int) -> None:
-    text = (
-        f"waiting for all {processes} processes, which WORLD_SIZE and RANK name. If nobody has "
-        "started the others, stop this one and unset WORLD_SIZE, RANK and LOCAL_RANK."
-    )
-    print(text, file=sys.stderr, flush=True)
 
 
 def fresh_store(timeout: timedelta) -> tuple[Store, int, int]:

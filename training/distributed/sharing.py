@@ -14,10 +14,6 @@ from model.family import LanguageModel
 from model.frozen import NF4
 
 TP_SIZE = "parallelism_config_tp_size"
-FOUR_BITS = (
-    f"model.frozen_dtype={NF4}: weights in four bits are packed by rows, and processes that share "
-    f"matrices ({TP_SIZE}) also cut them by columns. Use model.frozen_dtype=bf16, or FSDP alone."
-)
 
 
 def data_parallel_size(accelerator: accelerate.Accelerator) -> int:
@@ -48,10 +44,7 @@ def refuse_context(
     Each of them may be several that share `matrices`, and so have some of the heads.
     """
     if run.attention != "auto":
-        raise ConfigError(
-            f"{named}, and where processes share each sequence run.attention={run.attention} has "
-            "no effect. Leave one of them out."
-        )
+        raise ConfigError(f"{named}: run.attention={run.attention} has no effect. Leave it out.")
     if not model.can_share_context:
         raise ConfigError(
             f"{named}, but several processes cannot share the attention of {model.config.family}. "
@@ -59,42 +52,24 @@ def refuse_context(
         )
     heads = model.config.n_head // matrices
     if heads % size:
-        each = f" of each of {matrices} processes that share matrices" if matrices > 1 else ""
         raise ConfigError(
-            f"{named}, and the number of heads in attention{each}, {heads}, is no multiple of it. "
-            f"Set it to a divisor of {heads}."
+            f"{named}, and the number of heads in attention on each process, {heads}, is no "
+            f"multiple of it. Set it to a divisor of {heads}."
         )
 
 
 def why_not_shared(config: Config, precision: str) -> str | None:
     """Why no processes can share matrices in such a run; None if they can."""
+    model, refused = config.model, None
     if precision in ("fp16", "fp8"):
-        return (
-            f"mixed_precision: {precision} is not supported where processes share matrices "
-            f"({TP_SIZE}). Set mixed_precision: bf16 or no."
-        )
-    if config.model.frozen_dtype == NF4:
-        return FOUR_BITS
-    if config.model.lora_rank is not None:
-        return (
-            f"model.lora_rank={config.model.lora_rank}: adapters are small, and processes that "
-            f"share matrices ({TP_SIZE}) do not share them. Use FSDP alone."
-        )
-    return None
-
-
-def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
-    """Raise ConfigError if processes are to share sequences or the model's matrices, and cannot."""
-    tensor, context = tensor_size(accelerator), context_size(accelerator)
-    file = "The accelerate config file says"
-    if context > 1:
-        named = f"{file} parallelism_config_cp_size: {context}"
-        refuse_context(named, context, tensor, model, config.run)
-    if tensor > 1:
-        if model.layout().packed():  # also if the run began so
-            raise ConfigError(FOUR_BITS)
-        named = f"{file} {TP_SIZE}: {tensor}"
-        refuse_size(named, tensor, model)
+        refused = f"mixed_precision: {precision}"
+    elif model.frozen_dtype == NF4:
+        refused = f"model.frozen_dtype={NF4}"
+    elif model.lora_rank is not None:
+        refused = f"model.lora_rank={model.lora_rank}"
+    if refused is None:
+        return None
+    return f"{refused} cannot be used where processes share matrices ({TP_SIZE}). Use FSDP alone."
 
 
 def refuse_size(named: str, size: int, model: LanguageModel) -> None:

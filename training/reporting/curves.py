@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from array import array
 from pathlib import Path
@@ -10,7 +11,6 @@ import numpy as np
 
 from config.schema import Config
 from store.latest import METRICS
-from training.distributed.launcher import draw_into_files
 from training.reporting.console import Console
 from training.reporting.metrics import scan
 
@@ -20,32 +20,42 @@ LONGEST_TITLE = 80
 """Characters that fit into the width of the picture."""
 
 
-def draw_run(console: Console, config: Config, unit: str) -> None:
-    """Draw curves.png. Only the main process calls this; a failure is a warning.
+class Curves:
+    """The losses of a run. Each picture reads the lines since the one before."""
 
-    `unit` is what a token is: a character, or a token.
-    """
-    run_dir = Path(config.run.dir)
-    try:
-        draw_curves(run_dir / METRICS, config.run.name, run_dir / CURVES, unit)
-    except Exception as error:  # a picture is not worth a run
-        console.warn(f"{CURVES} was not drawn: {error}.")
+    def __init__(self, config: Config) -> None:
+        self._run_dir, self._title = Path(config.run.dir), config.run.name
+        self._end = 0
+        self._points = {"train": array("d"), "eval": array("d")}  # step, loss, step, loss, ...
+
+    def draw(self, console: Console, unit: str) -> None:
+        """Draw curves.png. Only the main process calls this; a failure is a warning.
+
+        `unit` is what a token is: a character, or a token.
+        """
+        try:
+            train, held_out = self.losses()
+            draw_curves(train, held_out, self._title, self._run_dir / CURVES, unit)
+        except Exception as error:  # a picture is not worth a run
+            console.warn(f"{CURVES} was not drawn: {error}.")
+
+    def losses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and losses (2, N) of training and of the evaluations. Raises ConfigError."""
+        for end, record in scan(self._run_dir / METRICS, self._end):
+            self._end = end
+            if (event := record["event"]) in self._points:
+                self._points[event].extend((record["step"], record["loss"]))
+        train, held_out = (np.array(flat).reshape(-1, 2).T for flat in self._points.values())
+        return train, held_out
 
 
-def read_losses(metrics: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and losses (2, N) of the training, and of the evaluations. Raises ConfigError."""
-    points = {"train": array("d"), "eval": array("d")}
-    for _, _, record in scan(metrics):
-        if (event := record["event"]) in points:
-            points[event].extend((record["step"], record["loss"]))
-    train, held_out = (np.array(flat).reshape(-1, 2).T for flat in points.values())
-    return train, held_out
-
-
-def draw_curves(metrics: Path, title: str, path: Path, unit: str = "token") -> None:
-    """Draw the losses in a metrics file into a PNG file, atomically."""
-    draw_into_files()
-    # Imported here because it takes a second, and only the end of a run needs it.
+def draw_curves(
+    train: np.ndarray, held_out: np.ndarray, title: str, path: Path, unit: str = "token"
+) -> None:
+    """Draw losses, each (2, N), into a PNG file, atomically."""
+    # The import fails where this names a backend that is not installed, such as a notebook's.
+    os.environ["MPLBACKEND"] = "agg"
+    # Imported here because it takes a second, and only a snapshot needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -53,7 +63,6 @@ def draw_curves(metrics: Path, title: str, path: Path, unit: str = "token") -> N
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.09, right=0.97, bottom=0.12, top=0.84)
-    train, held_out = read_losses(metrics)
     axes.plot(*_averaged(*train), color="tab:blue", linewidth=1, label="training")
     label = "held out" + (f", last {held_out[1, -1]:.3f}" if held_out.size else "")
     axes.plot(*held_out, color="tab:orange", marker="o", markersize=4, label=label)

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from config.other_models import rate_by_size
-from config.schema import Config, OptimConfig, RunConfig
+from config.schema import Config
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
@@ -41,10 +40,6 @@ from training.distributed.sharing import context_size, tensor_size
 from training.reporting.console import Console
 from training.reporting.report import Report
 from training.reporting.speed import PhaseClock
-from training.step import learning_rate_at
-
-STEEP = 1.5
-"""A rise of the learning rate by this factor is worth a hint."""
 
 
 def print_header(
@@ -61,9 +56,14 @@ def print_header(
     if isinstance(corpus.train, StreamedText):
         for source in corpus.train.in_words:
             console.say(f"          {source}")
-    _say_what_is_lost(console, corpus)
+    if corpus.info.is_lossy:
+        console.warn(
+            f"{corpus.info.lost_in_words}: the tokenizer cannot represent all of this text. Bits "
+            "per byte are left out. Byte-level tokenizers represent every text: "
+            "data.tokenizer=bpe:8000 or gpt2."
+        )
     _print_model(console, config, model, state)
-    console.say(f"machine   {machine_line(accelerator, config.run)}")
+    console.say(f"machine   {machine_line(accelerator)}")
     console.say(f"step      {_step_in_words(accelerator, config, corpus)}")
     console.say(f"run       {config.run.dir}, from {start.reason}")
     for warning in start.warnings:
@@ -71,15 +71,8 @@ def print_header(
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
             console.say(f"changed   {change}")
-    for hint in _hints(accelerator, config, start.state):
+    for hint in hints_of(accelerator, config, start.state):
         console.say(f"hint      {hint}")
-    grace = config.run.grace_seconds
-    if grace > shutdown_timeout():
-        console.warn(
-            f"run.grace_seconds={grace:g}, but the launcher kills its processes "
-            f"{shutdown_timeout():g} seconds after a signal. Set "
-            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={grace + 5:.0f} in its environment."
-        )
     console.say()
 
 
@@ -101,19 +94,6 @@ def text_in_words(corpus: Corpus) -> str:
     return f"{size}, {held_out} held out"
 
 
-def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
-    """Print what part of the text is not trained on, because its tokens cannot express it."""
-    lost = corpus.info.lost_in_words
-    if lost is not None and corpus.info.is_lossy:
-        console.warn(
-            f"{lost}: the tokenizer cannot represent all of this text. Bits per byte are left out, "
-            "as they would be those of another text. Byte-level tokenizers represent every text: "
-            "data.tokenizer=bpe:8000 or gpt2."
-        )
-    elif lost is not None:
-        console.say(f"          {lost}")
-
-
 def _print_model(console: Console, config: Config, model: LanguageModel, state: RunState) -> None:
     """Print the sizes of the model, which parameters are trained, and where it begins."""
     shape, optim = model.config, config.optim
@@ -121,6 +101,9 @@ def _print_model(console: Console, config: Config, model: LanguageModel, state: 
         f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
     )
+    if model.fp8 is not None:
+        layers = f"{model.fp8.layers} of {model.fp8.total} linear layers of the blocks"
+        console.say(f"fp8       {layers}, {model.fp8.recipe}")
     frozen = sum(p.numel() for _, p in full_parameters(model) if not p.requires_grad)
     if frozen:
         key = "optim.freeze" if optim.freeze else "model.lora_rank"
@@ -129,9 +112,7 @@ def _print_model(console: Console, config: Config, model: LanguageModel, state: 
     if (base := state.base) is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
-        of_size = rate_by_size(config, model.layout().size_without_output())
-        rate = f"{optim.learning_rate:g}" + ", by its size" * (optim.learning_rate == of_size)
-        console.say(f"optimizer {optim.name}, learning rate {rate}; optim.* changes it")
+        console.say(f"optimizer {optim.name}, learning rate {optim.learning_rate:g}")
 
 
 def _step_in_words(accelerator: Accelerator, config: Config, corpus: Corpus) -> str:
@@ -156,7 +137,7 @@ def _step_in_words(accelerator: Accelerator, config: Config, corpus: Corpus) -> 
     )
 
 
-def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
+def machine_line(accelerator: Accelerator) -> str:
     """Processes, device, precision and threads: a line of the header."""
     count, device = accelerator.num_processes, accelerator.device
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
@@ -168,7 +149,6 @@ def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
     parts = [counted(count, "process"), on, precision]
     if count > 1:
         parts.append(_strategy(accelerator))
-        parts += ["gradients reduced in bf16"] * (run.reduce_dtype == "bf16")
     backend = accelerator.state.dynamo_plugin.backend.value.lower()
     if backend != "no":
         whole = not accelerator.state.dynamo_plugin.use_regional_compilation
@@ -176,10 +156,10 @@ def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
     return ", ".join(parts)
 
 
-def computed_on(accelerator: Accelerator, run: RunConfig) -> str:
+def computed_on(accelerator: Accelerator) -> str:
     """What the last bits of a step depend on: a resume is exact where these words are equal."""
     processor = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
-    return f"{machine_line(accelerator, run)}; {processor}; torch {torch.__version__}"
+    return f"{machine_line(accelerator)}; {processor}; torch {torch.__version__}"
 
 
 @cache
@@ -216,22 +196,9 @@ def _strategy(accelerator: Accelerator) -> str:
     return name
 
 
-def _hints(accelerator: Accelerator, config: Config, before: RunState | None) -> list[str]:
-    """What does not suit the machine, and what may surprise after a resume from `before`."""
-    hints = machine_hints(accelerator)
-    if before is None:
-        return hints
-    if before.computed_on not in (None, now := computed_on(accelerator, config.run)):
-        hints.append(
-            f"now computed on {now}, before on {before.computed_on}: the run resumes "
-            "from the same state, but the last bits of sums may differ."
-        )
-    return hints + [jump for jump in [rate_jump(before, config)] if jump]
-
-
-def machine_hints(accelerator: Accelerator) -> list[str]:
-    """What of this machine the run does not suit."""
-    hints, device = [], accelerator.device
+def hints_of(accelerator: Accelerator, config: Config, before: RunState | None) -> list[str]:
+    """What does not suit the machine, and whether a resume from `before` may have other bits."""
+    hints, device, grace = [], accelerator.device, config.run.grace_seconds
     if (
         device.type == "cuda"
         and accelerator.mixed_precision == "bf16"
@@ -247,29 +214,20 @@ def machine_hints(accelerator: Accelerator) -> list[str]:
             f"the accelerate config file says {requested_precision()}, but this CPU has no bf16 "
             "instructions. The run uses float32, several times as fast here."
         )
+    if grace > shutdown_timeout():
+        hints.append(
+            f"the launcher kills its processes {shutdown_timeout():g} seconds after a signal, "
+            f"before run.grace_seconds={grace:g}. Set TORCH_ELASTIC_SHUTDOWN_TIMEOUT="
+            f"{grace + 5:.0f} in its environment."
+        )
+    if before is not None and before.computed_on is not None:
+        now = computed_on(accelerator)
+        if now != before.computed_on:
+            hints.append(
+                f"now computed on {now}, before on {before.computed_on}: the run resumes from the "
+                "same state, but the last bits of sums may differ."
+            )
     return hints
-
-
-def rate_jump(state: RunState, config: Config) -> str | None:
-    """A hint if the next learning rate is much higher than the last one.
-
-    The schedule spans all steps. With more steps, a finished run is back in the middle of the
-    cosine, or in the stable phase.
-    """
-    try:
-        before = OptimConfig(**state.config["optim"])
-        steps_before = state.config["train"]["max_steps"]
-        last = learning_rate_at(state.step, before, steps_before)
-    except (KeyError, TypeError, ValueError, ArithmeticError):  # a snapshot of another version
-        return None
-    optim, steps = config.optim, config.train.max_steps
-    rate = learning_rate_at(state.step + 1, optim, steps)
-    if (before, steps_before) == (optim, steps) or rate <= STEEP * last:
-        return None  # a schedule may rise by itself
-    return (
-        f"the learning rate rises from {last:.2g} to {rate:.2g}, as the schedule spans all steps. "
-        "A lower optim.learning_rate and optim.min_learning_rate keep it."
-    )
 
 
 def print_stop(console: Console, config: Config, report: Report, reason: str) -> None:

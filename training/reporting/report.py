@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +18,14 @@ from data.prepared import CorpusInfo
 from model.sharded import gather_full
 from store.uploader import Uploader
 from training.distributed.launcher import seconds_since_start
-from training.distributed.processes import equal_on_all
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
 from training.reporting.speed import PASSES, PhaseClock
 from training.reporting.trackers import values_of
 
-OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
+OWN_NAMES = ("event", "epoch", "tokens_per_second", "mfu", "skipped")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
-
 LONGEST_SAMPLE = 4_000
 """Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""
 
@@ -81,8 +76,6 @@ class Report:
         self.skipped_in_a_row = 0
         self.collected: list[Collected] = []
         """The steps since the last `write`."""
-        self._names_compared = False
-        """Whether all processes are known to collect metrics of the same names."""
         self._seconds = 0.0
         """Seconds of the steps until the last call of `write`."""
 
@@ -166,17 +159,8 @@ class Report:
     def _mean_metrics(self, accelerator: Accelerator) -> list[dict[str, float]]:
         """The other metrics of each collected step: means over the processes, all in one message.
 
-        Every process must call this. Raises ConfigError, in the first call, where processes have
-        other names: without a word, they would mix up their messages.
+        Every process must call this, with metrics of the same names.
         """
-        if not self._names_compared:
-            self._names_compared = True
-            names = json.dumps([(one.step, [*one.metrics]) for one in self.collected])
-            if not equal_on_all(accelerator, hashlib.sha256(names.encode()).hexdigest()):
-                raise ConfigError(
-                    "train.py gives session.finish_step other metrics on one process than on "
-                    "another. Give the same names at the same steps on all of them, in one order."
-                )
         own = [gather_full(x) for of_step in self.collected for x in of_step.metrics.values()]
         if not own:
             return [{} for _ in self.collected]
@@ -237,8 +221,6 @@ class Report:
             "hub_step": status.step,
             "hub_age_seconds": age,
             "hub_error": status.failure_text,
-            "hub_sent_bytes": status.sent.bytes_sent,
-            "hub_sent_seconds": round(status.sent.seconds, 2),
         }
         return status.as_words()
 
@@ -278,7 +260,7 @@ def _number_of(mean: Tensor) -> float:
 
 def _as_tensor(name: str, value: float | Tensor, device: torch.device) -> Tensor:
     """A copy of a metric on the device, as one float. Raises ConfigError for anything else."""
-    if OWN_NAMES.fullmatch(name):
+    if name in OWN_NAMES:
         raise ConfigError(
             f"train.py gives session.finish_step a metric {name}, a name that every line of "
             "metrics.jsonl may have already. Give the metric another name."
@@ -287,9 +269,8 @@ def _as_tensor(name: str, value: float | Tensor, device: torch.device) -> Tensor
         return torch.tensor(value, dtype=torch.float32, device=device)
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().to(device, torch.float32, copy=True).reshape(())
-    is_tensor = isinstance(value, Tensor)
-    what = f"a tensor of {value.dtype} and shape {tuple(value.shape)}" if is_tensor else repr(value)
+    shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else None
     raise ConfigError(
-        f"train.py gives session.finish_step the metric {name}, which is {what}. A metric is a "
-        "number, or a tensor with one real number: give its mean or its norm, for example."
+        f"train.py gives session.finish_step the metric {name}, which is {shape or repr(value)}. "
+        "A metric is a number, or a tensor with one real number: give its mean, for example."
     )

@@ -2,57 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import time
-from contextlib import suppress
 from pathlib import Path
-from textwrap import indent
 from threading import Thread
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.tracking import (
-    LOGGER_TYPE_TO_CLASS,
-    GeneralTracker,
-    TensorBoardTracker,
-    WandBTracker,
-)
-from omegaconf import OmegaConf
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from config.schema import Config, ConfigError
+from config.schema import Config
 from config.stored import as_plain
 from store.latest import METRICS
 from training.reporting.console import Console
-from training.reporting.metrics import Record, read_metrics
+from training.reporting.metrics import Record
 
 FOLDER = "trackers"
 """A folder of the run's directory, for the files of trackers that have any."""
-SENT_AGAIN = 1_000
-"""Steps before a snapshot that are sent again at a resume: a kill may have come before they were
-sent. They have the same values."""
 END_SECONDS = 30.0
 """How long the end of a run waits for all of its trackers."""
-
-
-class TensorBoard(TensorBoardTracker):
-    """TensorBoard with the configuration as a text: accelerate's makes a second run of it."""
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Write it as YAML, which four spaces show as it is."""
-        self.writer.add_text("config", indent(OmegaConf.to_yaml(values), "    "))
-
-
-class WandB(WandBTracker):
-    """W&B that fails without a key, and does not ask for one."""
-
-    def start(self) -> None:
-        """Begin the run, or continue it."""
-        import wandb
-
-        wandb.setup(wandb.Settings(silent=True))
-        super().start()
-
-
-OURS = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 class Tracker(GeneralTracker):
@@ -79,7 +47,8 @@ class Tracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Send the configuration of the run."""
-        self._call("store_init_configuration", values)
+        if self.name != "tensorboard":  # accelerate makes a second run of it there
+            self._call("store_init_configuration", values)
 
     def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
         """Send the values of a step."""
@@ -119,10 +88,11 @@ def open_trackers(
     """
     if not accelerator.is_main_process or not accelerator.log_with:
         return
-    run, folder, sent = config.run, Path(config.run.dir) / FOLDER, max(0, step - SENT_AGAIN)
+    run, folder = config.run, Path(config.run.dir) / FOLDER
     folder.mkdir(exist_ok=True)
+    os.environ.setdefault("WANDB_SILENT", "true")  # it would ask for a key at a terminal
     options: dict[str, dict[str, Any]] = {
-        "tensorboard": {"purge_step": sent + 1},
+        "tensorboard": {"purge_step": step + 1},
         # Nothing of the console, the command line or the folders of this machine.
         "wandb": {
             "id": run_id,
@@ -142,16 +112,13 @@ def open_trackers(
     }
 
     def tracker_of(name: str) -> Tracker:
-        kind, given = OURS.get(name, LOGGER_TYPE_TO_CLASS[name]), options.get(name, {})
+        kind, given = LOGGER_TYPE_TO_CLASS[name], options.get(name, {})
         if kind.requires_logging_directory:  # it makes a folder for the run below its own
             return Tracker(name, kind(run.name, folder / name, **given), console)
         return Tracker(name, kind(run.project, **given), console)
 
     accelerator.log_with = [tracker_of(str(name)) for name in accelerator.log_with]
     accelerator.init_trackers(run.project, as_plain(config))
-    with suppress(ConfigError, OSError):  # of lines that are damaged, or not readable for now
-        for record in read_metrics(Path(run.dir) / METRICS, sent):
-            accelerator.log(values_of(record), step=record["step"])
 
 
 def close_trackers(accelerator: Accelerator, seconds: float) -> None:

@@ -133,7 +133,7 @@ def evaluation_is_pending(config: Config, start: Start, state: RunState) -> bool
     run_dir, step = Path(config.run.dir), state.step
     if not start.is_in(run_dir):
         return False  # a new run, perhaps from another run's snapshot
-    loss = held_out_losses(run_dir / METRICS).get(step)
+    loss = held_out_losses(run_dir / METRICS, since=step).get(step)
     if loss is not None:
         state.update_best_loss(loss)
         return False

@@ -124,7 +124,7 @@ class Session:
             refuse_other_run(start.state, as_plain(config), data_facts(corpus))
         begin_stream(corpus, config, start.state)
         base = None if pretrained is None else pretrained.base
-        machine = header.computed_on(accelerator, config.run)
+        machine = header.computed_on(accelerator)
         self.state = state_at(start, config, corpus, machine, base)
         self._generation = generation(pretrained, corpus)
 

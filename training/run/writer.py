@@ -32,7 +32,7 @@ from training.distributed.launcher import is_one_machine
 from training.distributed.processes import group_of_threads, is_on_any, raise_if_any_failed
 from training.exits import TrainingStopped
 from training.memory import memory_left
-from training.reporting.curves import draw_run
+from training.reporting.curves import Curves
 from training.reporting.header import computed_on
 from training.reporting.report import Report
 from training.reporting.speed import EVALUATION, SNAPSHOT
@@ -84,7 +84,7 @@ class SnapshotWriter:
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
         self._tokenizer, self._adapters, self._generation = tokenizer, adapters, generation
-        self._root = snapshots_in(Path(config.run.dir))
+        self._root, self._curves = snapshots_in(Path(config.run.dir)), Curves(config)
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
         self._writers = writers_of(accelerator, bare_model, self._root, seconds, own_disks)
@@ -110,7 +110,7 @@ class SnapshotWriter:
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
-        state.computed_on = computed_on(accelerator, self._config.run)
+        state.computed_on = computed_on(accelerator)
         try:
             snapshot = self._snapshot = self._begin_snapshot(state)
         except Unresumable as error:
@@ -195,7 +195,7 @@ class SnapshotWriter:
         """Draw the curves, and offer the newest snapshot for upload."""
         report = self._report
         if self._accelerator.is_main_process:
-            draw_run(report.console, self._config, self._unit)
+            self._curves.draw(report.console, self._unit)
             hand_over(
                 report.console,
                 report.uploads,

@@ -7,10 +7,7 @@ import shutil
 import pytest
 
 import runs
-from config.compose import load_config
 from config.schema import OptimConfig
-from small_snapshots import state_at
-from training.reporting.header import rate_jump
 from training.step import learning_rate_at
 
 WSD = OptimConfig(
@@ -66,50 +63,6 @@ def test_an_extended_run_is_one_that_was_longer_from_the_start(small, tmp_path):
     shutil.rmtree(runs.snapshot(extended, 10))
     result = runs.train(*wsd, "train.max_steps=20", f"run.dir={extended}")
     assert result.returncode == 0, result.stderr
-    assert "rises" not in result.stdout
     runs.assert_same_bits(runs.snapshot(long, 20), runs.snapshot(extended, 20))
     rates = [record["learning_rate"] for record in runs.metrics(extended)]
     assert rates == [record["learning_rate"] for record in runs.metrics(long)]
-
-
-def jump(*words: str, steps: int = 2000) -> str | None:
-    """The hint of a run of 2,000 steps that is extended to 4,000 after so many steps."""
-    before = load_config(["train.max_steps=2000", *words])
-    state = state_at(steps)
-    state.config = {"optim": vars(before.optim), "train": vars(before.train)}
-    return rate_jump(state, load_config(["train.max_steps=4000", *words]))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["optim.schedule=wsd"], "rises from 0.0003 to 0.01, as"),
-        (["optim.schedule=wsd", "optim.min_learning_rate=0"], "rises from 0 to"),
-        (["optim.schedule=cosine", "optim.min_learning_rate=0"], "rises from 0 to"),
-    ],
-)
-def test_a_finished_run_jumps_back_to_the_stable_rate(words, said):
-    words = jump(*words)
-    assert words is not None
-    assert said in words
-
-
-def test_the_rate_of_the_stable_phase_does_not_jump():
-    assert jump("optim.schedule=wsd", steps=1600) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "batches"),
-    [
-        ([], 75),  # of 250 steps, whose work is that of 750 evaluated batches
-        (["train.eval_every=100"], 30),
-        (["train.max_steps=8"], 5),
-        (["train.eval_every=100000", "train.max_steps=100000"], 200),
-        (["train.eval_batches=12"], 12),
-        (["train.eval_batches=null"], None),
-        (["experiment=finetune_gpt2", "data.source=my.txt"], 10),
-    ],
-)
-def test_an_evaluation_takes_a_tenth_of_the_steps_work(words, batches):
-    """Counted in batches and not in seconds: the held-out loss is the same on every machine."""
-    assert load_config(words).train.eval_batches == batches

@@ -115,7 +115,7 @@ def test_fetched_metrics_are_untrusted_input(tmp_path, line):
     before = path.read_bytes()
     fetched = tmp_path / "fetched"
     fetched.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
-    with pytest.raises(SnapshotError, match=r"not one of metrics|step 0 after 1"):
+    with pytest.raises(SnapshotError, match=r"not one of metrics"):
         add_fetched(path, fetched, 30)
     assert path.read_bytes() == before
     assert sorted(found.name for found in tmp_path.iterdir()) == ["fetched", "metrics.jsonl"]
@@ -155,7 +155,6 @@ def test_events_stay_among_the_figures_of_the_steps(tmp_path):
     MetricsFile(path, 2)
     assert [event["event"] for event in read_events(path)] == ["start", "warning"]
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
-    assert read_metrics(path, after=2) == []
     add_fetched(path, tmp_path / "fetched", 4)
     assert path.read_bytes() == whole
 

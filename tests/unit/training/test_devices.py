@@ -83,7 +83,7 @@ def test_a_gpu_without_bf16_instructions_is_reported(monkeypatch, native, offloa
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Tesla")
 
-    found = header.machine_hints(accelerator)
+    found = header.hints_of(accelerator, load_config([]), None)
 
     assert len(found) == len(hints)
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))

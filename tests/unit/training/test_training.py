@@ -129,7 +129,7 @@ def test_a_metrics_file_that_is_none_is_named_with_its_line(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     MetricsFile(path, step=0).append(lines(1))
     path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(ConfigError, match=r"line 2 of .*metrics\.jsonl is not a line of metrics"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl that ends at byte \d+ is not a"):
         MetricsFile(path, step=1)
 
 
@@ -251,19 +251,10 @@ def test_a_part_of_the_loss_is_a_mean_over_all_targets_of_a_step(tmp_path):
     assert (first["part"], first["odd"], second["part"]) == (1.5, 3.0, 1.5)
 
 
-def test_metrics_of_one_process_alone_are_refused(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    accelerator.gather = lambda number: torch.cat([number, number + 1])  # of two processes
-    report = report_of(tmp_path)
-    report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {"mine": 1})
-    with pytest.raises(ConfigError, match="other metrics on one process than on another"):
-        report.write(accelerator)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("norms", torch.ones(2, 3), r"norms, which is a tensor of .* shape \(2, 3\)"),
+        ("norms", torch.ones(2, 3), r"norms, which is a tensor of shape \(2, 3\)"),
         ("rank", "high", "rank, which is 'high'. A metric is a number"),
         ("mfu", 1.0, "a metric mfu, a name that every line .* Give the metric another name"),
     ],

@@ -58,7 +58,7 @@ def program(folder: Path, name: str, text: str = WAITING) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["accelerate", "accelerate-launch", "torchrun"])
+@pytest.mark.parametrize("name", ["accelerate-launch", "torchrun"])
 def test_a_launcher_is_known_by_its_command(under, tmp_path, name):
     with under(sys.executable, program(tmp_path, name), "launch", "train.py") as parent:
         found = launcher.launcher()
@@ -93,25 +93,6 @@ def test_what_a_shell_did_before_it_became_the_launcher_does_not_count(
     with under(sys.executable, program(tmp_path, "accelerate"), "launch", "train.py") as parent:
         pids = {"own": os.getpid(), "launcher's": parent.pid}
         assert seconds_since_launch() == pids[counted]
-
-
-@pytest.mark.parametrize(
-    ("words", "variable", "asked"),
-    [
-        (["--nnodes=1:4"], "", "1:4"),
-        (["--nnodes", "1:4"], "2", "1:4"),
-        (["--nnodes=4"], "1:4", "4"),
-        ([], "2:16", "2:16"),
-        ([], "", ""),
-    ],
-)
-def test_the_launcher_tells_how_many_machines_were_asked_for(
-    under, monkeypatch, tmp_path, words, variable, asked
-):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("PET_NNODES", variable)
-    with under(sys.executable, program(tmp_path, "torchrun"), *words, "train.py"):
-        assert launcher.asked_machines() == asked
 
 
 def test_only_a_worker_that_died_by_itself_is_missed(under, tmp_path, monkeypatch):

@@ -7,24 +7,27 @@ import random
 import sys
 import tracemalloc
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import runs
 from config.compose import load_config
-from config.schema import ConfigError
+from config.schema import Config, ConfigError
 from training.reporting import metrics as metrics_file
 from training.reporting.console import Console
-from training.reporting.curves import draw_curves, draw_run, read_losses
+from training.reporting.curves import Curves, draw_curves
 from training.reporting.metrics import (
     MetricsFile,
     as_line,
     held_out_losses,
+    metrics_up_to,
+    newest_step,
     read_metrics,
 )
 
 EVERY = 250
-MOST_PARSED = 10_000
+MOST_PARSED = 4_000
 MOST_MEMORY = 12_000_000
 
 
@@ -47,12 +50,17 @@ def history(path, steps: int, eval_every: int = EVERY, sample: str = "") -> list
     return evaluations
 
 
-def test_a_start_and_a_snapshot_read_a_long_run_in_little_memory(tmp_path, monkeypatch):
+def config_of(run_dir) -> Config:
+    return load_config([f"run.dir={run_dir}", "run.name=mine"])
+
+
+def test_a_long_run_is_read_once_and_in_little_memory(tmp_path, monkeypatch):
+    """By the first picture. A start, an upload and the next picture read the end of the file."""
     path, steps = tmp_path / "metrics.jsonl", 100_000
     history(path, steps)
-    config = load_config([f"run.dir={tmp_path}", f"train.eval_every={EVERY}"])
-    history(tmp_path / "short.jsonl", 10)
-    draw_curves(tmp_path / "short.jsonl", "fonts and styles", tmp_path / "short.png")
+    (tmp_path / "short").mkdir()
+    history(tmp_path / "short/metrics.jsonl", 10)
+    Curves(config_of(tmp_path / "short")).draw(Console(True, 10, 0), "token")  # imports, fonts
     parsed = 0
     loads = json.loads
 
@@ -61,16 +69,21 @@ def test_a_start_and_a_snapshot_read_a_long_run_in_little_memory(tmp_path, monke
         parsed += 1
         return loads(content)
 
-    monkeypatch.setattr(metrics_file.json, "loads", counted)
+    console, curves = Console(True, steps, 0), Curves(config_of(tmp_path))
     tracemalloc.start()
     try:
+        curves.draw(console, "token")
+        monkeypatch.setattr(metrics_file.json, "loads", counted)
+        assert newest_step(path) == steps
         metrics = MetricsFile(path, steps - 500)
         metrics.append([{"event": "train", "step": steps - 499, "loss": 1.0}])
         metrics.flush()
-        draw_run(Console(True, steps, 0), config, "token")
+        curves.draw(console, "token")
+        assert held_out_losses(path, since=steps - 500).keys() == {steps - 500}
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+    assert metrics_up_to(path, steps) == path.read_bytes()
     assert (tmp_path / "curves.png").exists()
     assert parsed < MOST_PARSED
     assert peak < MOST_MEMORY < path.stat().st_size
@@ -132,17 +145,16 @@ def test_a_hole_before_the_newest_snapshot_costs_no_line(tmp_path, hole):
 def test_a_number_that_none_is_gets_a_sentence(tmp_path, loss):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"event": "eval", "step": 1, "loss": {loss}}}\n')
-    with pytest.raises(ConfigError, match=r"line 1 of .* is not a line of metrics"):
+    with pytest.raises(ConfigError, match=r"that ends at byte [\d,]+ is not a line of metrics"):
         held_out_losses(path)
 
 
-def test_a_line_whose_end_is_damaged_gets_a_sentence(tmp_path):
-    """Where its beginning is sound, and its end is read."""
+@pytest.mark.parametrize("end", [b'"lr"{', b'"lr": "\xff"}'])
+def test_a_line_whose_end_is_damaged_gets_a_sentence(tmp_path, end):
     path = tmp_path / "metrics.jsonl"
-    for end in (b'"lr"{', b'"lr": "\xff"}'):
-        path.write_bytes(b'{"event": "train", "step": 2, "loss": 2.0, ' + end + b"\n")
-        with pytest.raises(ConfigError, match=r"the line of step 2 of .* is not a line of metrics"):
-            read_metrics(path)
+    path.write_bytes(b'{"event": "train", "step": 2, "loss": 2.0, ' + end + b"\n")
+    with pytest.raises(ConfigError, match=r"ends at byte [\d,]+ is not a line of metrics"):
+        read_metrics(path)
 
 
 def test_lines_that_stay_are_not_rewritten(tmp_path):
@@ -157,19 +169,14 @@ def test_lines_that_stay_are_not_rewritten(tmp_path):
 def test_the_picture_has_every_loss(tmp_path):
     path = tmp_path / "metrics.jsonl"
     evaluations = history(path, 300, eval_every=7, sample="a text")
+    curves = Curves(config_of(tmp_path))
+    assert curves.losses()[0][0].tolist() == list(range(1, 301))
     with open(path, "ab") as opened:
         opened.write(as_line({"event": "train", "step": 301, "loss": 0.5}) + b'{"event": "tr')
-    train, held_out = read_losses(path)
+    train, held_out = curves.losses()
     assert train[0].tolist() == list(range(1, 302))
     assert train[1, -1] == 0.5
     assert held_out.T.tolist() == [[one["step"], one["loss"]] for one in evaluations]
-
-
-def test_curves_are_drawn_when_nobody_reads_the_output_any_more(tmp_path):
-    history(tmp_path / "metrics.jsonl", 10)
-    config = load_config([f"run.dir={tmp_path}"])
-    draw_run(Console(False, 10, 0), config, "token")
-    assert (tmp_path / "curves.png").exists()
 
 
 def test_curves_are_drawn_under_the_backend_of_a_notebook(tmp_path):
@@ -178,9 +185,9 @@ def test_curves_are_drawn_under_the_backend_of_a_notebook(tmp_path):
     program = (
         "from config.compose import load_config\n"
         "from training.reporting.console import Console\n"
-        "from training.reporting.curves import draw_run\n"
+        "from training.reporting.curves import Curves\n"
         f"config = load_config(['run.dir={tmp_path}'])\n"
-        "draw_run(Console(True, 10, 0), config, 'token')\n"
+        "Curves(config).draw(Console(True, 10, 0), 'token')\n"
     )
     backend = "module://matplotlib_inline.backend_inline"
     result = runs.run([sys.executable, "-c", program], MPLBACKEND=backend)
@@ -188,34 +195,23 @@ def test_curves_are_drawn_under_the_backend_of_a_notebook(tmp_path):
     assert (tmp_path / "curves.png").exists()
 
 
-@pytest.mark.parametrize("title", ["中文", "a\tb", "\x1b[31m", "😀 \ufdfd", "x" * 300, "$^^$", ""])
-def test_no_title_makes_a_warning(tmp_path, monkeypatch, title):
+@pytest.mark.parametrize("title", ["中文", "\x1b[31m", "😀 \ufdfd", "x" * 300, "$^^$", ""])
+def test_no_title_makes_a_warning_and_no_figure_lies_on_a_curve(tmp_path, monkeypatch, title):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", saving_into(figures))
-    history(tmp_path / "metrics.jsonl", 10)
-    draw_curves(tmp_path / "metrics.jsonl", title, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    if title.isascii() and title.isprintable():
-        assert figures[0].get_suptitle()[:70] == title[:70]
-
-
-def test_the_last_figure_lies_on_no_curve(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", saving_into(figures))
-    history(tmp_path / "metrics.jsonl", 1000)
-    draw_curves(tmp_path / "metrics.jsonl", "run", tmp_path / "curves.png")
-    (axes,) = figures[0].axes
-    assert not axes.texts
-    legend = axes.get_legend()
-    assert "held out, last 1.478" in [text.get_text() for text in legend.get_texts()]
-    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
-
-
-def saving_into(figures: list):
     savefig = Figure.savefig
 
     def save(figure, *words, **named):
         savefig(figure, *words, **named)
         figures.append(figure)
 
-    return save
+    monkeypatch.setattr(Figure, "savefig", save)
+    train, held_out = np.array([[1.0, 2, 3], [3, 2, 1]]), np.array([[3.0], [1.478]])
+    draw_curves(train, held_out, title, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    if title.isascii() and title.isprintable():
+        assert figures[0].get_suptitle()[:70] == title[:70]
+    (axes,) = figures[0].axes
+    assert not axes.texts
+    legend = axes.get_legend()
+    assert "held out, last 1.478" in [text.get_text() for text in legend.get_texts()]
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
