@@ -31,8 +31,6 @@ class Shape(NamedTuple):
         counted = "1 process, CPU with 1 thread"
         if self.processes > 1:
             counted = f"{self.processes} processes, CPU with 1 thread each"
-        # Replicas that accumulate print this, too.
-        printed = printed.replace(", added up once a step", "")
         return f"{counted}, float32{self.strategy}\n" in printed
 
 

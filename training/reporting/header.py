@@ -181,8 +181,7 @@ def _strategy(accelerator: Accelerator) -> str:
     name = "FSDP"
     if (copies := replicas(accelerator)) > 1:
         shards = shared * accelerator.parallelism_config.dp_shard_size
-        once = ", added up once a step" * several
-        name += f" ({counted(copies, 'replica')} of {shards} shards{once})"
+        name += f" ({counted(copies, 'replica')} of {shards} shards)"
     if several and not syncs_each_micro_batch(accelerator):
         name += ", whole weights and gradients over a step's micro-batches"
     elif not accelerator.state.fsdp_plugin.reshard_after_forward:
@@ -199,15 +198,11 @@ def _strategy(accelerator: Accelerator) -> str:
 def hints_of(accelerator: Accelerator, config: Config, before: RunState | None) -> list[str]:
     """What does not suit the machine, and whether a resume from `before` may have other bits."""
     hints, device, grace = [], accelerator.device, config.run.grace_seconds
-    if (
-        device.type == "cuda"
-        and accelerator.mixed_precision == "bf16"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    is_in_bf16 = device.type == "cuda" and accelerator.mixed_precision == "bf16"
+    if is_in_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         hints.append(
-            f"the accelerate config file says bf16, but {_device_name(device)} has no bf16 "
-            "instructions and no fused attention in bf16. Set mixed_precision: "
-            f"{'no' if offloads(accelerator) else 'fp16'} there."
+            f"{_device_name(device)} has no bf16 instructions. Set mixed_precision: "
+            f"{'no' if offloads(accelerator) else 'fp16'} in the accelerate config file."
         )
     if effective_precision() == "no":
         hints.append(

@@ -66,8 +66,6 @@ class Report:
     """By step, how many blocks of each source have been read: more figures of its line."""
 
     def __post_init__(self) -> None:
-        self.saved_step = self.console.step
-        """The step of the newest snapshot that has begun; 0 where it failed, or there is none."""
         self.stall_seconds: list[float] = []
         """Seconds that each snapshot stalled the steps."""
         self.durable_seconds: list[float] = []
@@ -147,7 +145,7 @@ class Report:
         hub_status = self._add_hub_status(records)
         self.record(records)
         if fault is not None:
-            raise self._broken(fault, 0 if skipped else step - 1)
+            raise self._stopped(fault)
         # The width of a terminal may cut off the last: what went wrong comes first.
         words = [f"{self.skipped} skipped"] * bool(self.skipped) + [hub_status] * bool(hub_status)
         words += [f"norm {norms[-1]:.2f}", f"rate {newest.learning_rate:.2g}"]
@@ -174,7 +172,7 @@ class Report:
     def held_out(self, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
         if not math.isfinite(loss):
-            raise self._broken(f"the held-out loss is {loss} after step {step}", step)
+            raise self._stopped(f"the held-out loss is {loss} after step {step}")
         per_byte = text.bits_per_byte(loss)
         record = {"event": "eval", "step": step, "loss": loss}
         self.record([record if per_byte is None else record | {"bits_per_byte": per_byte}])
@@ -239,17 +237,12 @@ class Report:
             return f"the gradient norm is {norm} at step {step}"
         return None
 
-    def _broken(self, what: str, weights: int) -> TrainingStopped:
-        """The error that the weights after step `weights` end the run with."""
-        if 0 < weights <= self.saved_step:
-            return TrainingStopped(
-                f"{what}. The newest snapshot, of step {self.saved_step}, has the weights that "
-                "cause this: the same command ends here again. A new run (another run.name, and "
-                "hub.repo_id) can begin with an earlier one: snapshot.resume=<its folder>."
-            )
+    def _stopped(self, what: str) -> TrainingStopped:
+        """The error that ends a run whose numbers are not finite."""
         return TrainingStopped(
             f"{what}. {self.newest_snapshot()} A lower optim.learning_rate or a lower "
-            "optim.max_grad_norm may carry it past this step."
+            "optim.max_grad_norm may carry it past this step. If the run ends here again, begin "
+            "another one with an earlier snapshot: run.name=<name> snapshot.resume=<its folder>."
         )
 
 

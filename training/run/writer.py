@@ -105,7 +105,7 @@ class SnapshotWriter:
         if self.written is not None:
             wait([self.written])  # the thread may still draw the curves of the one before
             self._report_outcome()
-        self._step = self._report.saved_step = state.step
+        self._step = state.step
         self._unit = token_unit(state.data)
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()

@@ -233,14 +233,6 @@ def test_a_cancelled_job_does_not_come_back(rehearsal):
     assert (rehearsal.folder / "out/ddp/exit_code").read_text() == "143"  # it had time for that
 
 
-@pytest.mark.slow
-def test_the_end_of_the_time_is_said_before_it_comes(rehearsal):
-    # Slurm looks at the clock twice a minute, and sends the signal rather early than late.
-    job = rehearsal.submit("at-SIGUSR1-75+", "0", options=("--time=1", "--signal=USR1@20"))
-    assert rehearsal.slurm.end_of(job) == ("COMPLETED", 0), rehearsal.slurm.output(job)
-    assert rehearsal.slurm.about(job)["Restarts"] == "1"
-
-
 def trained(
     slurm: Cluster,
     small: list[str],
@@ -284,11 +276,6 @@ def undisturbed(slurm, small, tmp_path_factory) -> Path:
     job = trained(slurm, small, run_dir)
     assert_trained(slurm, job, run_dir)
     return run_dir
-
-
-@pytest.mark.thorough
-def test_a_job_trains_on_two_machines(undisturbed):
-    assert (undisturbed / "exit_code").read_text().strip() == "0"
 
 
 @pytest.mark.slow

@@ -166,41 +166,6 @@ def kill_on(host: Host, what: str) -> None:
     raise AssertionError(f"no {what} on {host.name}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["ddp_multinode.yaml"], indirect=True)
-def test_a_machine_that_loses_its_power_is_replaced_by_a_new_one(cluster, small, tmp_path):
-    overrides = [
-        *small,
-        "model.dropout=0.1",
-        "train.max_steps=400",
-        "train.eval_every=100",
-        "run.collective_timeout_seconds=5",
-    ]
-    first, second = cluster.machines
-    said = [tmp_path / "first said", tmp_path / "second said", tmp_path / "its successor said"]
-
-    def start(host: Host, into: Path):
-        return looping(cluster, host, into, *overrides)
-
-    with start(first, said[0]) as one, start(second, said[1]) as other:
-        runs.wait_until(lambda: hubs.step_of(cluster.hub) >= 30, one)
-        second.kill()
-        other.wait(timeout=runs.DEADLINE_SECONDS)
-        cluster.disks[1] = tmp_path / "empty_disk"
-        second.boot()
-        reached = runs.newest_step(cluster.run_dir)
-        with start(second, said[2]) as successor:
-            begun = time.monotonic()
-            runs.wait_until(lambda: runs.newest_step(cluster.run_dir) > reached, one)
-            print(f"goes on {time.monotonic() - begun:.1f} s after the new machine's start")
-            assert one.wait(timeout=runs.DEADLINE_SECONDS) == 0, said[0].read_text()
-            assert successor.wait(timeout=runs.DEADLINE_SECONDS) == 0, said[2].read_text()
-    assert "stopped: another process is gone, or cannot be reached" in said[0].read_text()
-    whole = tmp_path / "whole"
-    assert runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={whole}").returncode == 0
-    runs.assert_same_bits(runs.snapshot(whole, 400), runs.snapshot(cluster.run_dir, 400))
-
-
 OUTAGE_SECONDS = 30
 
 
@@ -265,17 +230,3 @@ def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
     words = runs.launch_command("cpu.yaml", f"run.dir={run_dir}", "train.max_stepz=5")
     result = runs.run(the_loop_of_the_readme(words, run_dir), deadline=60, code=2)
     assert result.stderr.count("There is no key 'train.max_stepz'") == 1
-
-
-@pytest.mark.slow
-def test_an_unreachable_first_machine_is_given_up_in_time(tmp_path):
-    there = {
-        "num_machines": 2,
-        "main_process_ip": "127.0.0.1",
-        "rdzv_backend": "static",
-        "same_network": True,
-    }
-    config = runs.rehearsal("ddp_multinode.yaml", tmp_path, 2, **there)
-    options = ("--machine_rank=1", "--rdzv_conf=timeout=2")
-    result = runs.run(runs.launch_command(config, options=options), deadline=60, code=1)
-    assert "timed out after 2000ms while trying to connect to (127.0.0.1, " in result.stderr

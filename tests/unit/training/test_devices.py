@@ -65,7 +65,7 @@ def test_a_compiled_run_on_a_gpu_does_not_choose_by_time(monkeypatch):
     ("native", "offload", "hints"),
     [
         (True, False, []),
-        (False, False, ["A Tesla has no bf16 instructions and .* mixed_precision: fp16"]),
+        (False, False, ["A Tesla has no bf16 instructions.* mixed_precision: fp16"]),
         (False, True, ["mixed_precision: no"]),  # fp16 is refused there
     ],
 )

@@ -159,20 +159,6 @@ def test_a_loss_or_norm_that_is_not_finite_names_the_step(tmp_path, loss, norm, 
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_broken_weights_are_not_called_a_good_snapshot(tmp_path):
-    report = report_of(tmp_path)
-    report.last_snapshot, report.saved_step = tmp_path / "step-00000002", 2
-    with pytest.raises(TrainingStopped, match="of step 2, has the weights that cause this"):
-        report.held_out(2, float("nan"), None)
-    for step in (3, 4):  # the loss of step 3 is of the weights after step 2, that of step 4 is not
-        report.add(step, 0.1, torch.tensor(float("nan")), torch.tensor(1.0))
-        with pytest.raises(TrainingStopped) as caught:
-            report.write(Accelerator(cpu=True))
-        good = "The last good snapshot stays" in str(caught.value)
-        assert good == (step == 4)
-        assert ("begin with an earlier one: snapshot.resume=" in str(caught.value)) == (not good)
-
-
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):
     with pytest.raises(TrainingStopped, match="held-out loss is nan after step 7"):
         report_of(tmp_path).held_out(7, float("nan"), TEXT)
