@@ -54,7 +54,7 @@ from training.distributed.sharing import (
 )
 
 
-class Sizes(ParallelismConfig):
+class MeshSizes(ParallelismConfig):
     """accelerate's sizes of a mesh, which FSDP also needs where one shard is all of the data.
 
     accelerate 1.15 refuses tensor parallelism alone: its launcher without FSDP, and its Accelerator
@@ -156,7 +156,7 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     init_processes(timedelta(seconds=config.run.start_timeout_seconds))
     return {
         "cpu": on_cpu(),
-        "parallelism_config": Sizes() if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else None,
+        "parallelism_config": MeshSizes() if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else None,
         "log_with": config.run.tracker,
         "project_dir": config.run.dir,
         "mixed_precision": effective_precision(),
