@@ -27,6 +27,11 @@ def env_var(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
+def set_for_library(name: str, value: str) -> None:
+    """Set what a library reads when it is loaded, and has no other option for."""
+    os.environ[name] = value
+
+
 def is_on(name: str) -> bool:
     """Whether a variable is true, in the words that accelerate accepts."""
     return env_var(name, "false").lower() in ("y", "yes", "t", "true", "on", "1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from array import array
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from config.schema import Config
 from store.latest import METRICS
+from training.distributed.launcher import set_for_library
 from training.reporting.console import Console
 from training.reporting.metrics import scan
 
@@ -54,7 +54,7 @@ def draw_curves(
 ) -> None:
     """Draw losses, each (2, N), into a PNG file, atomically."""
     # The import fails where this names a backend that is not installed, such as a notebook's.
-    os.environ["MPLBACKEND"] = "agg"
+    set_for_library("MPLBACKEND", "agg")
     # Imported here because it takes a second, and only a snapshot needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

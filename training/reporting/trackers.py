@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from threading import Thread
@@ -14,6 +13,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from config.schema import Config
 from config.stored import as_plain
 from store.latest import METRICS
+from training.distributed.launcher import set_for_library
 from training.reporting.console import Console
 from training.reporting.metrics import Record
 
@@ -90,7 +90,7 @@ def open_trackers(
         return
     run, folder = config.run, Path(config.run.dir) / FOLDER
     folder.mkdir(exist_ok=True)
-    os.environ.setdefault("WANDB_SILENT", "true")  # it would ask for a key at a terminal
+    set_for_library("WANDB_SILENT", "true")  # it would ask for a key at a terminal
     options: dict[str, dict[str, Any]] = {
         "tensorboard": {"purge_step": step + 1},
         # Nothing of the console, the command line or the folders of this machine.
