@@ -101,9 +101,6 @@ def _print_model(console: Console, config: Config, model: LanguageModel, state: 
         f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
     )
-    if model.fp8 is not None:
-        layers = f"{model.fp8.layers} of {model.fp8.total} linear layers of the blocks"
-        console.say(f"fp8       {layers}, {model.fp8.recipe}")
     frozen = sum(p.numel() for _, p in full_parameters(model) if not p.requires_grad)
     if frozen:
         key = "optim.freeze" if optim.freeze else "model.lora_rank"
