@@ -162,7 +162,6 @@ def test_a_run_changes_to_fp8_and_back_and_says_so(trained, start, tmp_path, bef
     assert result.returncode == 0, result.stderr
     assert "step-00000010, the newest of this run" in result.stdout
     assert f"now computed on 1 process, CPU with 1 thread, {HEADERS[after]};" in result.stdout
-    assert ("fp8       7 of 8 linear layers" in result.stdout) == (after == "fp8")
     assert result.stderr == ""  # torchao logs a lot
 
 
