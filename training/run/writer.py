@@ -187,7 +187,6 @@ class SnapshotWriter:
         """Why the snapshot was not written, in sentences. Raises an error of the program."""
         if not isinstance(error, OSError | SnapshotError):
             raise error
-        self._report.saved_step = 0
         reason = f"the snapshot of step {self._step} could not be written: {error}."
         return f"{reason} {self._report.newest_snapshot()}"
 
