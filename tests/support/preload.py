@@ -3,7 +3,7 @@
     process = preload.Process([sys.executable, "train.py", ...], env=..., cwd=...)
 
 is subprocess.Popen but for that. What cannot honestly be a fork is a new process: another program,
-a terminal, or variables that the imports would have read (see `preload_server`).
+or variables that the imports would have read (see `preload_server`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import preload_server
-from preload_server import EXECUTE, ROOM, THEN, can_be_forked, ignored_signals, read_in_imports
+from preload_server import EXECUTE, OF_THE_HUB, ROOM, can_be_forked, read_in_imports
 
 POSSIBLE = sys.platform == "linux"
-MOST_TEMPLATES = 3
+MOST_SERVERS = 3
 """How many addresses of a Hub are kept imported."""
 SECONDS = 600
-"""For a template's answer; imports on a busy machine are the longest."""
+"""For a server's answer; imports on a busy machine are the longest."""
 
 _of_torch = {"TORCHINDUCTOR_CACHE_DIR"} - os.environ.keys()
 """Variables that torch sets in the process of the tests when it is used there."""
@@ -44,35 +44,30 @@ class Process(subprocess.Popen):
     """A process, forked where it can be. `forked` tells."""
 
     def _execute_child(self, *arguments: Any, **named: Any) -> None:
-        self.forked = False
-        self._seeing = threading.Lock()
+        self.forked, self._seeing = False, threading.Lock()
         given = EXECUTE.bind(self, *arguments, **named).arguments
-        template = _template_for(given) if POSSIBLE else None
-        if template is None:
+        words = [os.fspath(word) for word in given["args"]]
+        variables = dict(os.environ if given["env"] is None else given["env"])
+        server = _server_for(words, variables)
+        if server is None:
             super()._execute_child(*arguments, **named)  # type: ignore[misc]
             return
-        streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         request = {
-            "words": [os.fspath(word) for word in given["args"]],
-            "environment": dict(os.environ if given["env"] is None else given["env"]),
+            "words": words,
+            "environment": variables,
             "directory": os.fspath(given["cwd"] or Path.cwd()),
-            "ignored": ignored_signals(),
             "session": given["start_new_session"],
         }
+        given_streams = (given[name] for name in ("p2cread", "c2pwrite", "errwrite"))
+        streams = [own if fd == -1 else fd for own, fd in enumerate(given_streams)]
         self.forked = True
-        self._line = template.ask(
-            request, [own if fd == -1 else fd for own, fd in enumerate(streams)]
-        )
+        self._line, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            _ask(server, request, [there.fileno(), *streams])
         self.pid = int(_answer(self._line))
         self._child_created = True
-        self._close_pipe_fds(  # type: ignore[attr-defined]
-            given["p2cread"],
-            given["p2cwrite"],
-            given["c2pread"],
-            given["c2pwrite"],
-            given["errread"],
-            given["errwrite"],
-        )
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
 
     def _internal_poll(self, *arguments: Any, **named: Any) -> int | None:
         if not self.forked:
@@ -101,100 +96,61 @@ class Process(subprocess.Popen):
         return True
 
 
-class Template:
-    """A server of forks, from here."""
-
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
-
-    def ask(self, request: dict[str, Any], fds: list[int]) -> socket.socket:
-        """Ask for a fork that has these file descriptors; on what is returned it reports."""
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there:
-            message = json.dumps(request).encode()
-            socket.send_fds(self._requests, [message], [there.fileno(), *fds])
-        return here
-
-    def further(self, early: dict[str, str]) -> Template:
-        """A template that has these variables and has imported the second stage."""
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there:
-            request = {"modules": list(THEN), "environment": early, "session": False}
-            with self.ask(request, [there.fileno()]) as line:
-                _answer(line)  # its number
-                assert _answer(line) == b"ready"
-        return Template(here)
-
-    def close(self) -> None:
-        """Ask for nothing more. It ends with the last of its forks."""
-        self._requests.close()
-
-
-_first: Template | None = None
-_early = read_in_imports(environment())[0]
-_by_hub: OrderedDict[str, Template] = OrderedDict()
+_by_hub: OrderedDict[str, socket.socket] = OrderedDict()
+"""To servers, by the variables of the Hub that they have; the one used last is the last."""
+_first: list[socket.socket] = []
+"""To the server that has imported the first stage only."""
 _starting = threading.Lock()
 
 
-def _template_for(given: dict[str, Any]) -> Template | None:
-    """The template whose fork would be what a new process is; None where there is none."""
-    words = given["args"]
-    if isinstance(words, (str, bytes)) or given["shell"] or given["preexec_fn"] is not None:
+def _server_for(words: list[str], variables: dict[str, str]) -> socket.socket | None:
+    """To the server whose fork would be what a new process is; None where there is none."""
+    if not POSSIBLE or not can_be_forked(words):
         return None
-    special = ("pass_fds", "startupinfo", "gids")
-    if any(given[name] for name in special) or given["executable"] not in (None, words[0]):
-        return None
-    if any(given[name] not in (None, -1) for name in ("gid", "uid", "umask", "process_group")):
-        return None
-    if not can_be_forked([os.fspath(word) for word in words]):
-        return None
-    if any(os.isatty(given[name]) for name in ("p2cread", "c2pwrite", "errwrite")):
-        return None
-    variables = os.environ if given["env"] is None else given["env"]
-    if not set(variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")) <= {"-1"}:
+    if variables.get("CUDA_VISIBLE_DEVICES") != "-1":
         return None  # an import may have begun with the GPU's driver, which does not bear a fork
-    early, of_hub = read_in_imports(variables)
+    early, usual = read_in_imports(variables), read_in_imports(environment())
+    if any(not name.startswith(OF_THE_HUB) for name, _ in early.items() ^ usual.items()):
+        return None
+    key = json.dumps(sorted(early.items()))
     with _starting:
-        first = _first_template()
-        if early != _early:
-            return None
-        key = json.dumps(sorted(of_hub.items()))
+        if not _first:
+            _first.append(_first_server(usual))
         if key not in _by_hub:
-            _by_hub[key] = first.further({**early, **of_hub})
+            _by_hub[key], there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with there:
+                _ask(_first[0], {"words": [], "environment": early}, [there.fileno()])
         _by_hub.move_to_end(key)
-        while len(_by_hub) > MOST_TEMPLATES:
+        if len(_by_hub) > MOST_SERVERS:
             _by_hub.popitem(last=False)[1].close()
         return _by_hub[key]
 
 
-def _first_template() -> Template:
-    global _first
-    if _first is None:
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there:
-            process = subprocess.Popen(
-                [sys.executable, preload_server.__file__, str(there.fileno()), "x" * (1 << 14)],
-                env={**_early, ROOM: "x" * (1 << 14)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                cwd=Path(preload_server.__file__).parent,
-            )
-        _first = Template(here)
-        atexit.register(_end, process)
-    return _first
+def _first_server(variables: dict[str, str]) -> socket.socket:
+    """Start the server that has imported the first stage. All end when this process does."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    room = "x" * (1 << 14)
+    process = subprocess.Popen(
+        [sys.executable, preload_server.__file__, str(there.fileno()), room],
+        env={**variables, ROOM: room},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[there.fileno()],
+        cwd=Path(preload_server.__file__).parent,
+    )
+    there.close()
+    atexit.register(process.wait)
+    atexit.register(here.close)  # first
+    return here
 
 
-def _end(process: subprocess.Popen) -> None:
-    assert _first is not None
-    for template in (*_by_hub.values(), _first):
-        template.close()
-    process.wait()
+def _ask(server: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
+    """Ask for a fork that has these file descriptors."""
+    socket.send_fds(server, [json.dumps(request).encode()], fds)
 
 
 def _answer(line: socket.socket) -> bytes:
     line.settimeout(SECONDS)
-    answer = line.recv(64)
-    if not answer:
-        raise RuntimeError("the template has ended")
+    if not (answer := line.recv(64)):
+        raise RuntimeError("the server has ended")
     return answer

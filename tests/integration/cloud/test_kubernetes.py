@@ -19,8 +19,8 @@ from training import exits
 
 FOLDER = runs.ROOT / "cloud" / "kubernetes"
 PACKAGES = ("kubernetes-validate==1.37.0", "kubeflow-trainer-api==2.3.0")
-VERSIONS = ("1.31", "1.34", "1.37")
-"""Of Kubernetes: the oldest that the manifests name, and newer ones."""
+OLDEST = "1.31"
+"""The oldest Kubernetes that the manifests name."""
 
 # What validates a JobSet strictly. Quantities are an object in this package: taken out before.
 CHECK_JOBSET = """
@@ -155,28 +155,17 @@ def validators(tmp_path_factory) -> Path:
     return folder / "bin" / "python"
 
 
-def checked(python: Path, *words: str, content: dict | None = None) -> subprocess.CompletedProcess:
-    given = None if content is None else json.dumps(content)
-    command = [str(python), *words]
-    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("version", VERSIONS)
 @each
-def test_kubernetes_takes_the_jobs_as_they_are(validators, tmp_path, name, version):
+def test_kubernetes_takes_the_jobs_as_they_are(validators, tmp_path, name):
     file = tmp_path / name
-    program = [str(validators.parent / "kubernetes-validate"), "--strict", "-k", version, str(file)]
-
-    def accepts(job: dict) -> bool:
-        file.write_text(json.dumps(job))
-        result = subprocess.run(program, capture_output=True, text=True, check=False)
-        return result.returncode == 0
-
+    program = [str(validators.parent / "kubernetes-validate"), "--strict", "-k", OLDEST, str(file)]
     job = job_of(name)
-    assert accepts(job)
+    file.write_text(json.dumps(job))
+    assert subprocess.run(program, check=False).returncode == 0
     job["spec"]["backofLimit"] = 1
-    assert not accepts(job)
+    file.write_text(json.dumps(job))
+    assert subprocess.run(program, check=False).returncode != 0
 
 
 @pytest.mark.slow
@@ -184,8 +173,5 @@ def test_the_controller_takes_the_set_as_it_is(validators):
     content = manifest("jobset.yaml")
     pods = content["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     del pods["containers"][0]["resources"], pods["volumes"][0]["emptyDir"]["sizeLimit"]
-    good = checked(validators, "-c", CHECK_JOBSET, content=content)
-    assert good.returncode == 0, good.stderr
-    content["spec"]["failurePolicy"]["maxRestart"] = 1
-    bad = checked(validators, "-c", CHECK_JOBSET, content=content)
-    assert "maxRestart" in bad.stderr
+    command = [str(validators), "-c", CHECK_JOBSET]
+    subprocess.run(command, input=json.dumps(content), text=True, check=True)

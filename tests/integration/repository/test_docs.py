@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ import plan
 import sample
 from cloud import attempts
 from config.compose import load_config
-from config.help import PRESETS, markdown
+from config.help import markdown
 from config.schema import KEYS
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
@@ -169,28 +168,12 @@ def test_what_is_said_to_be_in_a_file_is_defined_there(page):
             assert defines((ROOT / file).read_text(), name), (name, file)
 
 
-def test_the_pages_on_the_code_name_definitions():
-    text = text_of(DOCS / "how-the-code-is-organised.md") + text_of(DOCS / "one-step.md")
-    assert len(re.findall(r"`[\w.]+` in \[", text)) >= 40
-
-
-def test_the_calls_of_train_py_are_those_that_its_page_explains():
-    explained = re.findall(r"`session\.(\w+)\(", text_of(DOCS / "how-the-code-is-organised.md"))
-    assert len(explained) >= 7
-    called = re.findall(r"\bsession\.(\w+)\(", (ROOT / "train.py").read_text())
-    assert set(explained) <= set(called)
-
-
 def test_the_tables_of_keys_are_the_schema_s():
     page = text_of(DOCS / "configuration.md")
     between = re.search(r"<!-- begin of (.*) -->\n(.*)\n<!-- end of \1 -->", page, flags=re.DOTALL)
     assert between is not None
     assert between[1] == "python -m config.help --markdown"
     assert between[2] == markdown()
-
-
-def test_the_presets_are_those_that_there_are():
-    assert set(PRESETS) == {path.stem for path in tracked("config/model", ".yaml")}
 
 
 def has_test(file: str, name: str) -> bool:
@@ -204,11 +187,6 @@ def test_every_fault_and_every_exit_code_has_its_test():
     assert len(rows) >= 55
     for file, name in rows:
         assert has_test(f"{file}.py", name), (file, name)
-
-
-def test_every_row_of_the_faults_names_a_test_or_the_one_above():
-    rows = re.findall(r"^\|.*\| ([^|]+) \|$", text_of(FAULTS).split("## Tested faults")[1], re.M)
-    assert all(re.fullmatch(r"test|---|the same|[\w/]+: `test_\w+`", row) for row in rows)
 
 
 def promises() -> dict[str, str]:
@@ -237,10 +215,3 @@ def test_every_test_of_a_promise_exists(promise):
 def test_every_promise_test_file_is_named():
     named = set(re.findall(r"`(tests/promises/[\w/]+\.py)`", "".join(promises().values())))
     assert named == {name_of(path) for path in tracked("tests/promises", ".py")}
-
-
-def test_the_picture_of_a_run_is_one_and_is_small():
-    (picture,) = re.findall(r"!\[.*\]\((.*\.png)\)", text_of(README))
-    content = Path(ROOT / picture).read_bytes()
-    assert content.startswith(b"\x89PNG")
-    assert len(content) < 200_000

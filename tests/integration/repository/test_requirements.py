@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 import tomllib
@@ -13,13 +12,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from runs import ROOT
 from tracked import tracked
 
-UV = "uv==0.13.9"
 INDEX = "https://pypi.org/simple"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
@@ -122,25 +119,3 @@ def test_the_lock_takes_all_from_the_public_index_with_hashes():
         assert {urlsplit(one["url"]).hostname for one in files} == {"files.pythonhosted.org"}
         assert all(one["hash"].startswith("sha256:") for one in files)
         assert "+" not in package["version"]
-
-
-def test_the_range_of_pythons_is_that_of_torch_s_wheels():
-    (torch,) = (package for package in LOCK["package"] if package["name"] == "torch")
-    assert f"torch=={torch['version']}" in listed("requirements.txt")[1]
-    tag = r"-cp3(\d+)-cp3\d+-manylinux\w+_x86_64\.whl$"
-    wheels = {int(found[1]) for one in torch["wheels"] if (found := re.search(tag, one["url"]))}
-    allowed = SpecifierSet(PROJECT["project"]["requires-python"])
-    assert wheels == {minor for minor in range(30) if allowed.contains(f"3.{minor}.0")}
-    assert SpecifierSet(LOCK["requires-python"]) == allowed
-
-
-@pytest.mark.slow
-def test_uv_finds_nothing_to_change_in_the_lock(tmp_path):
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), UV]
-    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
-    if installed.returncode != 0:
-        pytest.skip(f"no package index: {installed.stderr[-200:]}")
-    uv = [str(tmp_path / "bin" / "uv"), "--cache-dir", str(tmp_path / "cache"), "lock", "--check"]
-    python = ["--python", sys.executable, "--default-index", INDEX]
-    result = subprocess.run([*uv, *python], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr

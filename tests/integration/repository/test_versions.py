@@ -1,9 +1,8 @@
-"""Other versions: the oldest allowed of every package, the newest Hub client, other torches."""
+"""Other versions: the oldest allowed of every package, and other torches."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,6 @@ from pathlib import Path
 import pytest
 
 import runs
-
-PACKAGES = ("huggingface_hub", "hf-xet")
-FILES = (
-    *(f"unit/store/test_{name}.py" for name in ("xet", "hub_servers", "upkeep", "records")),
-    "promises/hub/test_stores.py",
-)
 
 OTHER_TORCH = ("2.14.0", "2.14.1", "2.15.0")
 WITH_OTHER_TORCH = (
@@ -64,24 +57,6 @@ def python(tmp_path) -> Path:
 
 def beside(python: Path) -> dict[str, str]:
     return {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("which", ["oldest", "newest"])
-def test_the_hub_client_works_in(tmp_path: Path, which: str):
-    lines = (runs.ROOT / "requirements.txt").read_text()
-    wanted = re.findall(rf"^((?:{'|'.join(PACKAGES)})>=[^;\s]+)", lines, re.MULTILINE)
-    assert len(wanted) == len(PACKAGES)
-    if which == "oldest":
-        wanted = [re.sub(r">=([\d.]+).*", r"==\1", one) for one in wanted]
-    install(sys.executable, "--no-deps", "--target", tmp_path, *wanted)
-    report = "import huggingface_hub, hf_xet; print(huggingface_hub.__file__, hf_xet.__file__)"
-    there = {"PYTHONPATH": str(tmp_path)}
-    shown = run(sys.executable, "-c", report, **there)
-    assert shown.stdout.count(str(tmp_path)) == 2
-    files = [runs.ROOT / "tests" / name for name in FILES]
-    assert_passes(sys.executable, "-m", "not slow and not thorough", *files, **there)
 
 
 @pytest.mark.slow
