@@ -125,9 +125,6 @@ def _step_in_words(accelerator: Accelerator, config: Config, corpus: Corpus) -> 
     epochs = ""
     if isinstance(corpus.train, TokenStream):
         epochs = f" are {train.max_steps * tokens / max(1, info.split):.2g} epochs"
-    elif not isinstance(corpus.train, Documents):
-        text_bytes = train.max_steps * tokens * info.held_out_bytes / info.held_out_targets
-        epochs = f" are about {text_bytes / max(1, info.train_bytes):.2g} epochs"
     return (
         f"{tokens:,} tokens: {counted(split.micro_batch, 'sequence')} x {who} x "
         f"{split.accumulation} accumulated{padding}; {train.max_steps:,} steps{epochs}"

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -92,16 +91,6 @@ def is_figure(record: Record) -> bool:
 def read_metrics(path: Path) -> list[Record]:
     """The figures of all steps, in their order. Raises ConfigError as `scan` does."""
     return [record for _, record in scan(path) if is_figure(record)]
-
-
-def read_events(path: Path) -> list[Record]:
-    """The lines on what happened to the run, as far as the file can be read."""
-    events = []
-    with suppress(OSError, ConfigError):
-        for _, record in scan(path):
-            if record["event"] in EVENTS:
-                events.append(record | {"text": printable(record["text"])[:LONGEST_TEXT]})
-    return events
 
 
 def held_out_losses(path: Path, since: int = 0) -> dict[int, float]:

@@ -13,7 +13,6 @@ import torch
 
 import hubs
 import runs
-from training.reporting.metrics import read_events
 
 STEPS = 30
 """As many as `finished_run` has, which is the run without a disturbance."""
@@ -86,7 +85,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
         runs.losses(alone), rel=0 if before == after else 1e-5
     )
     # The newest is what was there when it started, whatever was still on its way then.
-    moved = [one for one in read_events(there / "metrics.jsonl") if one["event"] == "start"]
+    moved = runs.metrics(there, "start")
     assert [one["text"] for one in moved] == ["from scratch", "resumed from the Hub"]
     assert reached <= moved[1]["step"] < STEPS
     if before == after:

@@ -17,12 +17,12 @@ from store.fetch import fetch_metrics, read_store
 from store.latest import METRICS
 from training.reporting import metrics as metrics_file
 from training.reporting.metrics import (
+    EVENTS,
     LONGEST_TEXT,
     Events,
     MetricsFile,
     add_fetched,
     metrics_up_to,
-    read_events,
     read_metrics,
 )
 
@@ -40,6 +40,11 @@ def history(path: Path, first: int, last: int, eval_every: int = 250, loss: floa
                 opened.write(json.dumps({"event": "eval", "step": step, "loss": loss}) + "\n")
                 opened.write(json.dumps({"event": "sample", "step": step, "text": SAMPLE}) + "\n")
     return path
+
+
+def events_of(path: Path) -> list[dict]:
+    """The lines on what happened to a run."""
+    return [one for one in map(json.loads, path.read_text().splitlines()) if one["event"] in EVENTS]
 
 
 def places(path: Path) -> list[tuple[int, str]]:
@@ -133,7 +138,7 @@ def test_events_hold_no_secret_and_have_a_bounded_text(tmp_path):
     events.add("stop", 3, "see https://u:p@host/x?token=1")
     events.add("warning", 3, "no room left: '/home/jane doe/my run', step 3")
     events.add("stop", 3, "x" * 1000)
-    first, warning, second = read_events(tmp_path / METRICS)
+    first, warning, second = events_of(tmp_path / METRICS)
     assert (first["attempt"], first["step"]) == ("01234567", 3)
     assert first["text"] == "see https://host/x?***"
     assert warning["text"] == "no room left:"
@@ -153,7 +158,7 @@ def test_events_stay_among_the_figures_of_the_steps(tmp_path):
     assert len(metrics_up_to(path, 2).splitlines()) == 4
     (tmp_path / "fetched").write_bytes(whole := path.read_bytes())
     MetricsFile(path, 2)
-    assert [event["event"] for event in read_events(path)] == ["start", "warning"]
+    assert [event["event"] for event in events_of(path)] == ["start", "warning"]
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
     add_fetched(path, tmp_path / "fetched", 4)
     assert path.read_bytes() == whole
@@ -162,7 +167,7 @@ def test_events_stay_among_the_figures_of_the_steps(tmp_path):
 def test_fetched_events_are_untrusted_input(tmp_path):
     events = Events(MetricsFile(tmp_path / METRICS, 0), "0123456789")
     events.add("start", 0)
-    good = read_events(tmp_path / METRICS)[0]
+    good = events_of(tmp_path / METRICS)[0]
     bad = [
         {**good, "event": "run"},
         {**good, "step": 1.0},
@@ -174,11 +179,6 @@ def test_fetched_events_are_untrusted_input(tmp_path):
         (tmp_path / "fetched").write_bytes(line + b"\n")
         with pytest.raises(SnapshotError, match="not one of metrics"):
             add_fetched(tmp_path / METRICS, tmp_path / "fetched", 30)
-    hostile = json.dumps({**good, "text": "\x1b[2J" + "x" * 1000}).encode()
-    (tmp_path / METRICS).write_bytes(hostile + b"\n")
-    (event,) = read_events(tmp_path / METRICS)
-    assert event["text"].startswith(r"\x1b[2Jxxx")
-    assert len(event["text"]) == LONGEST_TEXT
 
 
 def test_records_that_are_too_large_are_refused(hub, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
     assert "the metrics of earlier steps could not be fetched from me/run@" in result.stdout
     assert "The curves of this run begin at step 11." in result.stdout
     assert runs.metrics(tmp_path / "b")[0]["step"] == 11
-    (warning,) = (e for e in read_events(tmp_path / "b" / METRICS) if e["event"] == "warning")
+    (warning,) = (e for e in events_of(tmp_path / "b" / METRICS) if e["event"] == "warning")
     assert warning["text"].startswith("the metrics of earlier steps could not be fetched")
 
 
@@ -217,7 +217,7 @@ def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
         assert result.returncode == 0, result.stderr
     for name, last in (("b", 20), ("a", 30)):
         assert [r["step"] for r in runs.metrics(tmp_path / name)] == list(range(1, last + 1))
-    events = read_events(tmp_path / "a" / METRICS)
+    events = events_of(tmp_path / "a" / METRICS)
     assert [e["step"] for e in events if e["event"] == "start"] == [0, 10, 20]
     assert [e["step"] for e in events if e["event"] == "end"] == [10, 20, 30]
     assert "optim.weight_decay: 0.2 -> 0.3" in [e["text"] for e in events]
