@@ -79,11 +79,6 @@ ENTRIES = {
         "It belongs to version 1 and would be ignored. Version 2 has fsdp_reshard_after_forward "
         "and parallelism_config: see accelerate_configs/fsdp_hybrid.yaml.",
     ),
-    "FSDP_OFFLOAD_PARAMS": (
-        OFF,
-        "With mixed_precision: fp16, gradients on the CPU may be scaled before the scale has "
-        "arrived from the GPU. Set mixed_precision to bf16 or no.",
-    ),
     "PARALLELISM_CONFIG_SP_SIZE": (
         "1",
         "DeepSpeed's sequence parallelism is not supported: set it to 1. "
@@ -99,10 +94,18 @@ def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
     found = [*_left_over(), *_trains_alone(), *_too_few_gpus(), *_gpu_without_fp8()]
     for variable, (right, remedy) in ENTRIES.items():
+        if variable.startswith(("FSDP_", "PARALLELISM_")) and not fsdp_requested():
+            continue
         value = env_var(variable) or UNSET.get(variable, "")
-        if value and value.upper() not in right.split() and _is_read(variable):
+        if value and value.upper() not in right.split():
             name = variable.lower().removeprefix("accelerate_").replace("fp8_", "fp8_config ")
             found.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
+    if is_on("FSDP_OFFLOAD_PARAMS") and requested_precision() == "fp16" and not on_cpu():
+        found.append(
+            f"{CONFIG_FILE} says fsdp_offload_params: true. With mixed_precision: fp16, gradients "
+            "on the CPU may be scaled before the scale has arrived from the GPU. Set "
+            "mixed_precision to bf16 or no."
+        )
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found += _wrong_sizes()
     if fsdp_requested() and started_processes() == 1 and not found:
@@ -111,15 +114,6 @@ def refusals() -> list[str]:
             "nothing to shard: use accelerate_configs/cpu.yaml or single_gpu.yaml."
         )
     return found
-
-
-def _is_read(variable: str) -> bool:
-    """Whether the value of a variable would change anything."""
-    if not variable.startswith(("FSDP_", "PARALLELISM_")):
-        return True
-    if variable == "FSDP_OFFLOAD_PARAMS" and (requested_precision() != "fp16" or on_cpu()):
-        return False
-    return fsdp_requested() and (variable == "FSDP_VERSION" or env_var("FSDP_VERSION") == "2")
 
 
 def _left_over() -> Iterator[str]:
