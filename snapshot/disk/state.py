@@ -119,10 +119,7 @@ def state_in(content: Any, folder: str) -> RunState:
     for name, hint in hints.items():
         if not matches(content.get(name), getattr(hint, "__metadata__", [hint])[0]):
             raise SnapshotError(f"{folder}/{STATE} has no valid {name}")
-    state = RunState(**{name: content.get(name) for name in hints})
-    if state.skipped_steps > state.step:
-        raise SnapshotError(f"{folder}/{STATE} has no valid skipped_steps")
-    return state
+    return RunState(**{name: content.get(name) for name in hints})
 
 
 def token_unit(data: Mapping[str, Any]) -> str:

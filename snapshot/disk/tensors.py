@@ -19,13 +19,10 @@ from torch.optim import Optimizer
 from model.layout import ALL, FLOAT_BYTES, Layout, Shape, Written
 from model.layout import Part as OfRows
 from model.sharded import gather_full, is_sharded, local_part, slices_of, writes_shard
-from optim.optimizers import OPTIMIZERS, STEP
+from optim.optimizers import OPTIMIZERS
 from snapshot.disk.model import ADAPTERS
 from snapshot.disk.tensor_files import Slices, TensorFile
 from snapshot.errors import SnapshotError, Unresumable
-
-LARGEST_COUNT = 2**24
-"""A float32 counter such as AdamW's step cannot count further by ones."""
 
 
 @dataclass(frozen=True)
@@ -187,28 +184,6 @@ def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
             "trains the same parameters of its model from its first step to its last. Name what "
             "is frozen in optim.freeze; to change it, begin another run with "
             "model.pretrained=<a snapshot>"
-        )
-
-
-def refuse_other_counts(layout: Layout, optimizer: Optimizer, step: int, skipped: int) -> None:
-    """Raise Unresumable unless the optimizer has counted an update of all parameters a step.
-
-    fp16's loss scaler has skipped `skipped` of them, perhaps also for the optimizer. This waits for
-    the device.
-    """
-    states = [optimizer.state.get(one, {}) for one in layout.trained().values()]
-    counts = [local_part(state[STEP]).float() for state in states if STEP in state]
-    if not counts:
-        return
-    updates = {*torch.stack([one.to(counts[0].device) for one in counts]).tolist()}
-    least, most = min(step - skipped, LARGEST_COUNT), min(step, LARGEST_COUNT)
-    if len(updates) > 1 or not least <= min(updates) <= most:
-        found = " or ".join(f"{counted:g}" for counted in sorted(updates))
-        raise Unresumable(
-            f"the optimizer has counted {found} updates in {step} steps, so no snapshot could be "
-            "resumed from. Call optimizer.step() once in each step, also where the update is to "
-            "be left out: set its learning rate to 0, or its gradients to zero. A layer that a "
-            "step leaves out needs a gradient of zero: x + 0 * layer(x)"
         )
 
 

@@ -66,6 +66,8 @@ CONFIGS = {
         "not a causal language model of text",
     ),
     "an absurd size": ({"num_hidden_layers": 10**7}, "num_hidden_layers=1e+07, which no model has"),
+    "no weights": ("model.safetensors", "has no weights as safetensors"),
+    "no config": ("config.json", "has no config.json"),
     "a missing tensor": ({"num_hidden_layers": 3}, "it lacks model.layers.2."),
     "a surplus tensor": ({"num_hidden_layers": 1}, "it holds 'model.layers.1."),
     "another shape": ({"intermediate_size": 96}, "has the shape [64, 32], its config says"),
@@ -87,8 +89,11 @@ def refusal(folder) -> str:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_that_cannot_be_trained_is_refused(base, tmp_path, name):
-    entries, sentence = CONFIGS[name]
-    assert sentence in refusal(changed(base, tmp_path / "base", **entries))
+    change, sentence = CONFIGS[name]
+    folder = changed(base, tmp_path / "base", **(change if isinstance(change, dict) else {}))
+    if isinstance(change, str):
+        (folder / change).rename(folder / "pytorch_model.bin")
+    assert sentence in refusal(folder)
 
 
 def test_a_refusal_ends_a_run_before_it_writes_anything(small, base, tmp_path):
@@ -106,24 +111,6 @@ def test_a_model_with_values_besides_its_parameters_is_refused():
         check_described(layout_for(config))
     for family in families.FAMILIES.values():
         check_described(layout_for(CausalLMConfig.read(family)))
-
-
-def without_safetensors(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-FOLDERS = {
-    "only .bin": (without_safetensors, "has no weights as safetensors"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-}
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_is_no_model_is_refused(base, tmp_path, name):
-    change, sentence = FOLDERS[name]
-    folder = shutil.copytree(base, tmp_path / "base")
-    change(folder)
-    assert sentence in refusal(folder)
 
 
 def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkeypatch):
@@ -150,20 +137,6 @@ def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkey
     assert tokenizer_of(found).end_of_text is not None
 
 
-ARGUMENTS = {
-    "model.pretrained=": "model.pretrained= is empty",
-    "model.pretrained=a/b model.n_layer=3": "model.n_layer=3 has no effect",
-    "model.pretrained=a/b model.architecture=x/y": "name two models",
-}
-
-
-@pytest.mark.parametrize("arguments", ARGUMENTS)
-def test_arguments_that_do_not_fit_the_model_are_refused(arguments):
-    with pytest.raises(ConfigError) as refused:
-        load_config(arguments.split())
-    assert ARGUMENTS[arguments] in str(refused.value)
-
-
 def test_a_repo_that_cannot_be_used_is_refused(base, near_hub):
     hubs.publish(near_hub, REPO, base)
     assert "nobody/nothing" in refusal("nobody/nothing")
@@ -185,3 +158,20 @@ def test_weights_are_not_downloaded_before_the_rest_is_right(small, base, tmp_pa
         f"data.block_size=64 is longer than the context of model.pretrained={REPO}" in result.stderr
     )
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+ARGUMENTS = {
+    "model.pretrained=": "model.pretrained= is empty",
+    "model.pretrained=a/b model.n_layer=3": "model.n_layer=3 has no effect",
+    "model.pretrained=a/b model.architecture=x/y": "name two models",
+    "model.lora_rank=4": "model.lora_rank=4 needs model.pretrained",
+    "model.pretrained=a/b model.lora_rank=4 optim.freeze=[x]": "no effect with model.lora_rank=4",
+    "model.pretrained=a/b model.lora_alpha=8": "model.lora_alpha=8 applies only to LoRA",
+}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_arguments_that_do_not_fit_the_model_are_refused(arguments):
+    with pytest.raises(ConfigError) as refused:
+        load_config(arguments.split())
+    assert ARGUMENTS[arguments] in str(refused.value)

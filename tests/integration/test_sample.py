@@ -7,12 +7,11 @@ import sys
 
 import pytest
 
-import families
 import runs
 import sample as script
 from data.errors import DataError
 from model.generate import BrokenModel
-from snapshot.command_line import DeviceError
+from small_snapshots import trained, write
 
 
 @pytest.fixture
@@ -36,13 +35,8 @@ def test_the_same_seed_gives_the_same_text_of_the_length(finished_run, sample):
     assert sample(runs.snapshot(finished_run, 10), *several).count("-" * 40) == 1
 
 
-@pytest.mark.thorough
-def test_a_model_that_never_saw_a_newline_needs_no_prompt(small, sample, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("no line ends here, " * 50)
-    words = [*small, f"data.source={text}", f"run.dir={tmp_path / 'run'}", "train.max_steps=2"]
-    assert runs.train(*words).returncode == 0
-    assert len(sample(tmp_path / "run", "--length", "5")) == 1 + 5 + len("\n")
+def test_a_model_that_never_saw_a_newline_needs_no_prompt(sample, tmp_path):
+    assert len(sample(write(tmp_path, 1, *trained(1)), "--length", "5")) == 1 + 5 + len("\n")
 
 
 def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
@@ -51,7 +45,11 @@ def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
         ([str(finished_run), "--system", "x"], "--system is for --chat"),
         ([str(finished_run), "--chat", "--samples", "2"], "leave out --prompt and --samples"),
         ([str(finished_run), "--chat"], "has no chat template"),
-        ([str(finished_run), "--device", "bogus"], "--device bogus cannot be used here"),
+        *(
+            ([str(finished_run), "--device", device], f"--device {device} cannot be used here: ")
+            for device in ("bogus", "meta", "cpu:-1")
+        ),
+        (["x" * 300], "File name too long"),
     ]:
         try:
             code = script.main(words)
@@ -67,11 +65,6 @@ def test_a_locale_of_ascii_keeps_the_characters_of_a_prompt(finished_run):
     words = runs.command(str(finished_run), "--prompt", "the \u00e9", script="sample.py")
     result = runs.run(words, forked=False, **of_ascii, code=2)
     assert "the character '\\xe9' (U+00E9)" in result.stderr
-
-
-def test_any_model_generates_text_from_its_folder(sample, tmp_path):
-    folder = families.make("llama", tmp_path / "llama")
-    assert sample(folder, "--length", "5", "--prompt", "the run").startswith("the run")
 
 
 class Terminal(io.TextIOWrapper):
@@ -92,15 +85,19 @@ def says(monkeypatch):
     return written
 
 
-def test_a_terminal_shows_control_characters_a_file_gets_them(says):
-    pieces = ["é", "\x1b[2J", "\x9b", "\r", "\t", "\n"]
-    assert says(pieces, Terminal(io.BytesIO(), "utf-8")) == "é\\x1b[2J\\x9b\\r\t\n"
-    assert says(pieces, io.TextIOWrapper(io.BytesIO(), "utf-8")) == "".join(pieces)
-
-
-def test_an_ascii_terminal_shows_other_letters_as_escapes(says):
-    assert says(["日", "é", "\n"], Terminal(io.BytesIO(), "ascii")) == "\\u65e5\\xe9\n"
-    assert says(["日", "é", "\n"], io.TextIOWrapper(io.BytesIO(), "ascii")) == "\\u65e5\\xe9\n"
+@pytest.mark.parametrize(
+    ("encoding", "pieces", "on_terminal", "in_file"),
+    [
+        ("utf-8", "é\x1b[2J\x9b\r\t\n", "é\\x1b[2J\\x9b\\r\t\n", "é\x1b[2J\x9b\r\t\n"),
+        ("ascii", "日é\n", "\\u65e5\\xe9\n", "\\u65e5\\xe9\n"),
+    ],
+)
+def test_a_terminal_shows_control_characters_a_file_gets_them(
+    says, encoding, pieces, on_terminal, in_file
+):
+    """A terminal of ASCII shows other letters as escapes."""
+    assert says(pieces, Terminal(io.BytesIO(), encoding)) == on_terminal
+    assert says(pieces, io.TextIOWrapper(io.BytesIO(), encoding)) == in_file
 
 
 @pytest.mark.parametrize("kind", [DataError, BrokenModel])
@@ -111,11 +108,6 @@ def test_an_error_s_control_characters_are_shown_too(monkeypatch, capsys, kind):
     monkeypatch.setattr(script, "generate_texts", refuse)
     assert script.main(["anything"]) == 2
     assert capsys.readouterr().err == "error: a\\x1b[31mtext\n"
-
-
-def test_a_name_too_long_for_a_file_is_a_sentence(capsys):
-    assert script.main(["x" * 300]) == 2
-    assert "File name too long" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_a_sentence_and_a_closed_output_is_none(monkeypatch, capsys):
@@ -148,9 +140,3 @@ def test_an_argument_that_cannot_be_used_is_named(words, sentence, capsys):
         script.parse(["a-run", *words])
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith(f"error: argument {words[0]}: {sentence}\n")
-
-
-@pytest.mark.parametrize("device", ["meta", "hpu", "bogus", "cpu:-1"])
-def test_a_device_that_cannot_be_used_is_named(device):
-    with pytest.raises(DeviceError, match=f"--device {device} cannot be used here: "):
-        script.usable_device(device)

@@ -27,7 +27,7 @@ from snapshot.disk.folder import read_json
 from snapshot.disk.load import restore
 from snapshot.disk.model import ADAPTERS, check_described, layout_for, model_config
 from snapshot.disk.save import begin_snapshot
-from snapshot.disk.tensors import refuse_other_counts, snapshot_bytes
+from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError, Unresumable
 from training.step import learning_rate_at, make_optimizer, set_learning_rate
 
@@ -148,20 +148,6 @@ def test_a_snapshot_of_other_parameters_than_at_first_is_refused(tmp_path):
     model.transformer.extra = torch.nn.Parameter(torch.ones(()))
     with pytest.raises(Unresumable, match=r"other parameters than the model trains: .*extra"):
         save(tmp_path, "adamw", model, optimizer, 1)
-
-
-def test_a_snapshot_is_refused_after_other_numbers_of_updates_than_steps():
-    model, optimizer = attempt("adamw")
-    update(model, optimizer, 1)
-    update(model, optimizer, 2)
-    layout = model.layout()
-    refuse_other_counts(layout, optimizer, 2, 0)
-    refuse_other_counts(layout, optimizer, 3, skipped=1)
-    with pytest.raises(Unresumable, match=r"counted 2 updates in 3 steps.* rate to 0"):
-        refuse_other_counts(layout, optimizer, 3, 0)
-    optimizer.state[model.transformer.wpe.weight]["step"] -= 1
-    with pytest.raises(Unresumable, match=r"counted 1 or 2 updates in 2 steps.* 0 \* layer"):
-        refuse_other_counts(layout, optimizer, 2, 1)
 
 
 def test_a_snapshot_of_an_unknown_optimizer_is_refused(monkeypatch, tmp_path):

@@ -11,8 +11,6 @@ import torch
 import families
 import hubs
 import runs
-from config.checks import problems
-from config.schema import Config
 from model.lora import Lora, LoraError
 from sealed import seal
 from snapshot.base import open_base_of
@@ -232,14 +230,3 @@ def test_layers_that_a_model_does_not_have_are_named(bases):
     model = find_model(str(bases["own"])).load()
     with pytest.raises(LoraError, match=r"'q_proj' is not a linear layer .* c_attn, c_fc, c_proj"):
         Lora(4, 8, ("q_proj",)).of(model.blocks)
-
-
-def test_keys_that_contradict_each_other_are_refused():
-    config = Config()
-    config.run.name, config.run.dir = "name", "out/name"
-    config.model.lora_rank = 4
-    assert "model.lora_rank=4 needs model.pretrained" in problems(config)[0]
-    config.model.pretrained, config.optim.freeze = "somewhere", ["*.wte.*"]
-    assert "has no effect with model.lora_rank=4" in problems(config)[0]
-    config.model.lora_rank, config.model.lora_alpha = None, 8
-    assert "model.lora_alpha=8 applies only to LoRA" in problems(config)[0]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import families
 import runs
 from runs import CONSTANT, relative_difference
 
@@ -93,31 +92,3 @@ def test_several_processes_have_the_losses_of_one(
     assert header in result.stdout
     assert f"{processes} processes," in result.stdout
     assert_same_numbers(single, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_mixture_is_balanced_alike_recomputed_and_compiled(small, tmp_path):
-    """In other shapes: test_models_in_shapes.py."""
-    base = families.make("mixtral", tmp_path / "base", **families.BALANCED)
-    words = [word for word in small if not word.startswith("model.n_")]
-    words += [*CONSTANT, f"model.pretrained={base}", "train.max_steps=10"]
-    words += ["data.documents=masked"]
-    one = tmp_path / "one"
-    result = runs.train(*words, f"run.dir={one}", code=0)
-    assert ", load_balancing_loss " in result.stdout
-    last, held_out = runs.metrics(one)[-1], runs.metrics(one, "eval")[-1]
-    assert held_out["loss"] < last["loss"] - 0.9 * 0.5 * last["load_balancing_loss"]
-    compiled = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
-    for config, processes, changes, more in (
-        ("fsdp_cpu.yaml", 2, compiled, ["model.activation_checkpointing=true"]),
-        ("cp_cpu.yaml", 2, {}, ["model.activation_checkpointing=selective"]),
-        ("ddp_cpu.yaml", 3, {}, ["train.micro_batch_size=1"]),  # with padding
-    ):
-        several = tmp_path / config
-        file = runs.rehearsal(config, tmp_path, processes, **changes)
-        result = runs.launch(file, *words, *more, f"run.dir={several}", code=0)
-        assert f"{processes} processes," in result.stdout
-        assert ("compiled by block" in result.stdout) == bool(changes)
-        for name in ("loss", "grad_norm", "load_balancing_loss"):
-            found = [[r[name] for r in runs.metrics(d)] for d in (one, several)]
-            assert found[1] == pytest.approx(found[0], rel=1e-5), (config, name)

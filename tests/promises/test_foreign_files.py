@@ -33,16 +33,8 @@ def everything_in(folder: Path) -> dict[str, str]:
     }
 
 
-OVERWRITTEN = [
-    "config.yaml",
-    "metrics.jsonl",
-    "attempts.txt",
-    "curves.png",
-    "exit_code",
-    "trackers/wandb.log",
-    "snapshots/photo.jpg",
-    "snapshots/step-00000002/notes.txt",
-]
+OVERWRITTEN = ["config.yaml", "metrics.jsonl", "curves.png", "exit_code", "trackers/wandb.log"]
+OVERWRITTEN += ["snapshots/photo.jpg", "snapshots/step-00000002/notes.txt"]
 
 
 ALONE = SimpleNamespace(

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import families
-import hubs
 import real_models
 import runs
 import sample
@@ -126,22 +125,3 @@ def test_a_file_with_the_tied_tensor_as_the_output_loads(tmp_path):
         tensors["lm_head.weight"] = tensors.pop(old)
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         families.assert_computed_by_transformers(folder)
-
-
-@pytest.mark.slow
-def test_its_repo_tells_other_programs_where_it_stops(folder_of, small, tmp_path, hub):
-    """generation_config.json: at the top and in snapshots; another machine resumes."""
-    folder = folder_of("Phi-3-mini-4k-instruct")
-    there = {**hub.environment(), "HF_HOME": str(tmp_path / "home")}
-    words = [word for word in small if not word.startswith("model.n_")]
-    words += [f"model.pretrained={folder}", f"hub.repo_id={hubs.REPO}", "snapshot.keep_best=true"]
-    words += ["train.eval_every=1", "snapshot.every=1"]
-    for number, steps in enumerate((2, 3)):
-        more = [f"run.dir={tmp_path / str(number) / 'run'}", f"train.max_steps={steps}"]
-        runs.train(*words, *more, **there, code=0)
-    files = set(hub.repo(hubs.REPO).files("main"))
-    assert "generation_config.json" in files
-    step_3 = [path for path in files if path.startswith("snapshots/step-00000003-")]
-    assert any(path.endswith("/generation_config.json") for path in step_3)
-    newest = runs.snapshot(tmp_path / "1" / "run", 3)
-    assert ends_of(families.theirs(newest)) == ends_of(families.theirs(folder))

@@ -50,7 +50,7 @@ FAULTS = [
         LOOP,
         "            with accelerator.accumulate(model):",
         "            if True:",
-        ("the first steps in float32", *SPLIT),  # which refuse several updates a step
+        SPLIT,
     ),
     Fault(
         "loss not divided by the accumulation",

@@ -24,7 +24,6 @@ from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
 from snapshot.disk.save import Snapshot, begin_snapshot
 from snapshot.disk.state import RunState, token_unit
-from snapshot.disk.tensors import refuse_other_counts
 from snapshot.disk.writers import Writers, is_coherent
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from training.distributed.accelerator import unwrapped
@@ -135,7 +134,6 @@ class SnapshotWriter:
     def _begin_snapshot(self, state: RunState) -> Snapshot:
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
         model = unwrapped(self._accelerator, self._model)
-        refuse_other_counts(model.layout(), self._optimizer, state.step, state.skipped_steps)
         return begin_snapshot(
             self._root,
             state,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +27,10 @@ HYBRID = {"parallelism_config_dp_shard_size": 2}
 LORA = ("model.lora_rank=4",)
 
 
-def launched(folder, what, *words, config="fsdp_cpu.yaml", processes=2, script=SCRIPT, **changes):
-    """A run of sharded.py, or another script, to its end."""
+def launched(folder, *words, config="fsdp_cpu.yaml", processes=2, script=SCRIPT, code=0, **changes):
+    """A run of sharded.py, or another script, that ends with this code."""
     file = runs.rehearsal(config, folder, processes, **changes)
-    return runs.run(runs.launch_command(file, what, *words, script=script))
+    return runs.run(runs.launch_command(file, *words, script=script), code=code)
 
 
 def assert_as_one_process_writes(run_dir: Path, steps: tuple[int, ...]) -> None:
@@ -70,7 +68,6 @@ def test_what_all_write_is_byte_for_byte_what_one_process_writes(
     result = launched(
         tmp_path, "twice", *small, *words, config=config, processes=processes, **changes
     )
-    assert result.returncode == 0, result.stdout + result.stderr
     assert f"{processes} processes, CPU" in result.stdout
     assert_as_one_process_writes(tmp_path / "run", (2, 4))
     names = {path.name for path in (tmp_path / "run" / "snapshots").iterdir()}
@@ -90,15 +87,13 @@ def test_so_it_is_for_a_model_of_the_hub(small, tmp_path, family, more):
     base = families.make(family, tmp_path / "base", dtype="bfloat16")
     own = [word for word in small if not word.startswith("model.n_")]
     words = [f"model.pretrained={base}", "train.max_steps=4", "snapshot.every=2", *more]
-    result = launched(tmp_path, "twice", *own, *words, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stdout + result.stderr
+    launched(tmp_path, "twice", *own, *words, f"run.dir={tmp_path / 'run'}")
     assert_as_one_process_writes(tmp_path / "run", (2, 4))
 
 
 @pytest.mark.thorough
 def test_a_process_killed_while_writing_leaves_no_snapshot(small, tmp_path):
-    result = launched(tmp_path, "dies", *small, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode == 1
+    result = launched(tmp_path, "dies", *small, f"run.dir={tmp_path / 'run'}", code=1)
     assert re.search(r"exitcode +: -9", result.stderr), result.stderr
     assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["step-00000010"]
     verify(runs.snapshot(tmp_path / "run", 10))
@@ -107,7 +102,6 @@ def test_a_process_killed_while_writing_leaves_no_snapshot(small, tmp_path):
 @pytest.mark.thorough
 def test_a_full_disk_under_one_writer_costs_one_snapshot(small, tmp_path):
     result = launched(tmp_path, "full", *small, f"run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stdout + result.stderr
     said = "warning: the snapshot of step 20 could not be written: [Errno 28] No space left"
     assert result.stdout.count(said) == 1
     assert f"The last good snapshot stays: {runs.snapshot(tmp_path / 'run', 10)}" in result.stdout
@@ -122,9 +116,7 @@ LATE = ["model.dropout=0.1"]
 
 def test_updates_before_a_snapshot_is_written_do_not_change_it(small, finished_run, tmp_path):
     words = runs.command("lags", *small, *LATE, f"run.dir={tmp_path}/run", script=str(runs.BESIDE))
-    result = runs.run(words)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "beside a step: [10, 20]" in result.stdout
+    assert "beside a step: [10, 20]" in runs.run(words, code=0).stdout
     for step in (10, 20, 30):
         verify(runs.snapshot(tmp_path / "run", step))
         runs.assert_same_bits(
@@ -134,14 +126,13 @@ def test_updates_before_a_snapshot_is_written_do_not_change_it(small, finished_r
 
 @pytest.mark.thorough
 def test_so_it_is_under_fsdp(small, tmp_path):
-    for what in ("lags", "at once"):
-        words = [*small, *LATE, f"run.dir={tmp_path / what}"]
-        script = runs.BESIDE if what == "lags" else runs.ROOT / "train.py"
-        result = launched(tmp_path, *(["lags"] if what == "lags" else []), *words, script=script)
-        assert result.returncode == 0, result.stdout + result.stderr
+    for what, script in (("lags", runs.BESIDE), ("at once", runs.ROOT / "train.py")):
+        words = ["lags"] * (what == "lags") + [*small, *LATE, f"run.dir={tmp_path / what}"]
+        launched(tmp_path, *words, script=script)
     for step in (10, 20, 30):
-        both = [runs.snapshot(tmp_path / what, step) for what in ("lags", "at once")]
-        runs.assert_same_bits(*both)
+        runs.assert_same_bits(
+            *(runs.snapshot(tmp_path / what, step) for what in ("lags", "at once"))
+        )
 
 
 def written(folder: Path, tensors: dict[str, torch.Tensor], strips: bool) -> bytes:
@@ -176,15 +167,13 @@ def test_the_bytes_of_a_file_are_those_of_save_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_only_finite_numbers_are_written(tmp_path, monkeypatch, value):
     monkeypatch.setattr(tensor_files, "BLOCK_BYTES", 1000)
-    largest = torch.finfo(torch.float32).max
-    for place in (None, 0, 777, 2999):
-        tensor = torch.full((60, 50), largest)
-        if place is None:
-            assert written(tmp_path / f"{place}", {"a": tensor}, strips=True)
-            continue
-        tensor.view(-1)[place] = value
+    tensor = torch.full((60, 50), torch.finfo(torch.float32).max)
+    assert written(tmp_path / "largest", {"a": tensor}, strips=True)
+    for place in (0, 777, 2999):
+        broken = tensor.clone()
+        broken.view(-1)[place] = value
         with pytest.raises(NumberFault, match=f"has {value:g} in 'a'"):
-            written(tmp_path / f"{place}", {"a": tensor}, strips=False)
+            written(tmp_path / f"{place}", {"a": broken}, strips=False)
 
 
 def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
@@ -201,52 +190,34 @@ def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-class Threads:
-    """In place of a process group: threads that gather each other's rows."""
+@pytest.mark.parametrize(
+    ("error", "kind", "elsewhere"),
+    [
+        (OSError(28, "No space left"), OSError, "No space left"),
+        (NumberFault("inf in a weight"), NumberFault, "inf in a weight"),
+        (KeyError("a mistake"), OSError, "a mistake'.* in rank 1"),
+    ],
+)
+def test_an_error_of_one_process_is_that_of_all(monkeypatch, error, kind, elsewhere):
+    sent = []
 
-    def __init__(self, monkeypatch, count: int) -> None:
-        self.count, self.rows = count, [None] * count
-        self.barrier = threading.Barrier(count)
-        monkeypatch.setattr(Writers, "_gather", lambda writers, row: self.gather(writers, row))
+    def gather(writers: Writers, row: object) -> list:
+        sent.append(row)
+        return [*sent]
 
-    def gather(self, writers: Writers, row: object) -> list:
-        self.rows[writers.rank] = row
-        self.barrier.wait(20)
-        rows = list(self.rows)
-        self.barrier.wait(20)
-        return rows
+    def fail() -> None:
+        raise error
 
-    def run(self, process) -> list:
-        """What `process(rank)` returns or raises, by rank."""
-        with ThreadPoolExecutor(self.count) as pool:
-            futures = [pool.submit(process, rank) for rank in range(self.count)]
-        return [future.exception() or future.result() for future in futures]
-
-
-def test_an_error_of_one_process_is_that_of_all(monkeypatch):
-    threads = Threads(monkeypatch, 2)
-
-    def on_all(work) -> list:
-        return threads.run(
-            lambda rank: Writers(rank == 0, rank, threads).on_all(lambda: work(rank))
-        )
-
-    for raised, elsewhere in (
-        (OSError(28, "No space left"), "No space left"),
-        (NumberFault("inf in a weight"), "inf in a weight"),
-        (KeyError("a mistake"), "a mistake' in rank 1|KeyError"),
-    ):
-
-        def work(rank: int, raised=raised) -> int:
-            if rank == 1:
-                raise raised
-            return rank
-
-        first, second = on_all(work)
-        assert second is raised
-        assert re.search(elsewhere, str(first))
-        assert isinstance(first, OSError if isinstance(raised, KeyError) else type(raised))
-    assert on_all(lambda rank: rank) == [[0, 1]] * 2
+    monkeypatch.setattr(Writers, "_gather", gather)
+    one, other = (Writers(rank == 0, rank, "group") for rank in (0, 1))
+    with pytest.raises(type(error)) as own:
+        other.on_all(fail)
+    assert own.value is error
+    with pytest.raises(kind, match=elsewhere):
+        one.on_all(lambda: 0)
+    sent.clear()
+    assert other.on_all(lambda: 1) == [1]
+    assert one.on_all(lambda: 0) == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from accelerate import Accelerator
 
 import runs
 from config.compose import load_config
-from config.schema import ConfigError
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from small_snapshots import state_at
@@ -96,12 +95,9 @@ class Trained:
             Accelerator(cpu=True), config, model, optimizer, tokenizer, self.report, best
         )
 
-    def begin(self, step: int = 3, last: bool = False, updates: int | None = None) -> None:
-        """The snapshot of a step, after as many updates as there are steps, or so many."""
-        for of_parameter in self.saving._optimizer.state.values():
-            of_parameter["step"].fill_(step if updates is None else updates)
-        state = state_at(step)
-        self.saving.begin(state, None, end=last)
+    def begin(self, step: int = 3, last: bool = False) -> None:
+        """The snapshot of a step."""
+        self.saving.begin(state_at(step), None, end=last)
 
     def finish(self) -> None:
         """The update after it, when the writing has ended."""
@@ -189,14 +185,6 @@ def test_numbers_of_no_use_are_not_written_over_good_snapshots(tmp_path, capsys,
     with pytest.raises(TrainingStopped, match=r"A lower optim\.learning_rate"):
         trained.begin(5, last=True)
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [good.name]
-
-
-def test_a_training_that_no_snapshot_resumes_is_refused_before_it_writes_one(tmp_path):
-    """As one that skips an update: otherwise the next attempt finds out."""
-    trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
-    with pytest.raises(ConfigError, match=r"of step 3: the optimizer has counted 2 updates in 3"):
-        trained.begin(3, updates=2)
-    assert not (tmp_path / "snapshots").exists()
 
 
 def test_only_numbers_of_no_use_call_for_a_lower_rate(tmp_path):
