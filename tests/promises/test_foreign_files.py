@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import runs
 from cloud.attempts import Attempts
 from config.compose import load_config
 from config.schema import ConfigError
@@ -67,13 +66,6 @@ def test_a_folder_with_a_foreign_file_is_refused_as_it_is(tmp_path, name):
     with pytest.raises(ConfigError, match=r"holds .*, which no run of this project wrote"):
         locked(tmp_path)
     assert everything_in(tmp_path) == before
-
-
-def test_a_run_starts_in_no_foreign_folder(small, tmp_path):
-    mine = put(tmp_path / "exit_code"), put(tmp_path / "config.yaml", "model: {}\n")
-    result = runs.train(*small, f"run.dir={tmp_path}", code=2)
-    assert f"run.dir={tmp_path} holds config.yaml, which no run of this project" in result.stderr
-    assert [path.read_text() for path in mine] == ["the user's", "model: {}\n"]
 
 
 def test_a_start_that_is_killed_after_its_first_line_may_start_again(tmp_path):

@@ -1,13 +1,12 @@
 """Promises 3 and 5: whatever a snapshot has become, or was made to be, it is refused in a sentence.
 
-Each case is a whole snapshot with one thing wrong. Where somebody hostile would, the manifest is
-made to fit: then only the content can give it away.
+Each case is a whole snapshot with one thing wrong and a manifest that fits, so only the content can
+give it away. Damage by chance: test_whole_snapshots.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import struct
@@ -20,8 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 
 import families
 from data.tokenizer import CharTokenizer
@@ -237,49 +234,11 @@ def write_parts(path: Path, header: bytes, body: bytes, length: int | None = Non
     path.write_bytes(struct.pack("<Q", length % 2**64) + header + body)
 
 
-# What chance does to a disk: no manifest is mended.
+# What somebody hostile does to whole files.
 
 
 def some_file(rng: Random, folder: Path, pattern: str = "*") -> Path:
     return rng.choice(sorted(folder.glob(pattern)))
-
-
-def a_bit_flips(rng: Random, folder: Path) -> None:
-    path = some_file(rng, folder)
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-
-
-def a_file_has_another_length(rng: Random, folder: Path) -> None:
-    path = some_file(rng, folder)
-    content = path.read_bytes().rstrip()
-    cut, longer = content[: rng.randrange(len(content))], content + rng.randbytes(9) + b"x"
-    path.write_bytes(rng.choice([cut, longer]))
-
-
-def a_file_is_gone_or_too_much(rng: Random, folder: Path) -> None:
-    names = ("model.bin", "optimizer.pt", "modeling.py", "x.pkl", ".hidden", "a.json", "more")
-    more = folder / rng.choice(names)
-    rng.choice([some_file(rng, folder).unlink, lambda: more.write_bytes(rng.randbytes(9))])()
-
-
-def two_files_change_places(rng: Random, folder: Path) -> None:
-    one, other = rng.sample(sorted(folder.iterdir()), 2)
-    first, second = one.read_bytes(), other.read_bytes()
-    one.write_bytes(second)
-    other.write_bytes(first)
-
-
-def a_file_is_none(rng: Random, folder: Path) -> None:
-    """A link, a folder or a pipe."""
-    path = some_file(rng, folder)
-    aside = path.rename(folder.parent / "aside")
-    to = rng.choice([aside, Path("/etc/passwd"), Path("nowhere")])
-    rng.choice([lambda: path.symlink_to(to), path.mkdir, lambda: os.mkfifo(path)])()
-
-
-# What somebody hostile does to whole files.
 
 
 def a_piece_is_gone_or_too_much(rng: Random, folder: Path) -> None:
@@ -297,7 +256,7 @@ def json_is_a_bomb(rng: Random, folder: Path) -> None:
             lambda: b'{"a":' * deep + b"1" + b"}" * deep,
             lambda: b"[" + b'{"":0},' * 450_000 + b"0]",
             lambda: b'"' + b"a" * (65 << 20) + b'"',
-            lambda: b"9" * 100_000,
+            *(lambda: b"9" * 100_000, lambda: b"null", lambda: b"[]", lambda: b"true"),
             lambda: rng.randbytes(1000),
             lambda: b"\xff\xfe" + b"{}",
             lambda: b"\x80\x04pickle",
@@ -342,9 +301,10 @@ def a_header_byte_is_another(rng: Random, folder: Path) -> None:
 
 
 CHANCE: list[Callable[[Random, Path], object]] = [
-    *(a_bit_flips, a_file_has_another_length, a_file_is_gone_or_too_much, two_files_change_places),
-    *(a_file_is_none, a_piece_is_gone_or_too_much, json_is_a_bomb),
-    *(a_header_is_none, a_header_byte_is_another),
+    a_piece_is_gone_or_too_much,
+    json_is_a_bomb,
+    a_header_is_none,
+    a_header_byte_is_another,
 ]
 
 
@@ -394,25 +354,6 @@ def test_every_damaged_or_malicious_snapshot_is_refused(bases, tmp_path, numbers
     assert unchanged < len(numbers) / 50
     refused = len(numbers) - unchanged
     print(f"{refused} snapshots refused in {len(sentences)} different sentences")
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
-    max_leaves=8,
-)
-anything = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@anything
-@given(name=st.sampled_from([MANIFEST, *JSON_FILES, "special_tokens_map.json"]), content=VALUES)
-def test_any_json_in_the_place_of_a_file_is_refused(bases, tmp_path_factory, name, content):
-    assume(not (name.startswith(("tokenizer_config", "special")) and content == {}))
-    folder = shutil.copytree(bases["gpt"], tmp_path_factory.mktemp("any") / bases["gpt"].name)
-    (folder / name).write_text(json.dumps(content))
-    if name != MANIFEST:
-        seal(folder)
-    assert is_refused(folder)
 
 
 def test_any_byte_of_a_tokenizer_may_change(bases, tmp_path):

@@ -39,6 +39,11 @@ def replace_by_a_link(path: Path) -> None:
     path.symlink_to(path.rename(path.parent.parent / path.name))
 
 
+def replace_by(make, path: Path) -> None:
+    path.unlink()
+    make(path)
+
+
 MODEL, MANIFEST = "model.safetensors", "manifest.json"
 DAMAGES = {
     "a flipped byte": (flip_a_byte, MODEL, "model.safetensors has changed"),
@@ -52,6 +57,8 @@ DAMAGES = {
     "no JSON": (lambda path: path.write_text("{"), MANIFEST, "cannot be read"),
     "one file more": (Path.touch, "extra.json", "extra.json is not in its manifest"),
     "a link": (replace_by_a_link, "config.json", "config.json is not a plain file"),
+    "a folder": (partial(replace_by, Path.mkdir), "config.json", "config.json is not a plain file"),
+    "a pipe": (partial(replace_by, os.mkfifo), MODEL, "model.safetensors is not a plain file"),
 }
 
 
