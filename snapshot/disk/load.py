@@ -18,7 +18,7 @@ from model.layout import ALL, Layout, Shape, Stored
 from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
-from snapshot.disk.folder import LARGEST_JSON_BYTES, matches, read_json
+from snapshot.disk.folder import FILE_NAME, LARGEST_JSON_BYTES, matches, read_json
 from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of
 from snapshot.disk.state import read_state
 from snapshot.disk.tensors import kept_in
@@ -60,21 +60,18 @@ def files_of(folder: Path, prefix: str) -> dict[Path, set[str] | None]:
     if there == {single} and not index.exists():
         return {single: None}
     content = read_json(index)
-    if not matches(content.get("weight_map") if isinstance(content, dict) else None, dict):
-        raise SnapshotError(f"{index} is not an index")
-    found: dict[Path, set[str] | None] = {}
-    for name, file in content["weight_map"].items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise SnapshotError(f"{index} leads outside, to {file!r:.200}")
-        found.setdefault(folder / file, set()).add(name)  # type: ignore[union-attr]
-    if missing := sorted(path.name for path in found.keys() - there):
+    file_of = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_of, dict) or not matches([*file_of.values()], [FILE_NAME]):
+        raise SnapshotError(f"{index} is not an index of the files beside it")
+    listed = {folder / file for file in file_of.values()}
+    if missing := sorted(path.name for path in listed - there):
         raise SnapshotError(
             f"{folder} lacks {missing[0]}, which {index.name} names: was it downloaded in part? "
             f"Fetch the rest with `hf download <owner>/<name> --local-dir {folder}`"
         )
-    if extra := sorted(there - found.keys()):
+    if extra := sorted(there - listed):
         raise SnapshotError(f"{extra[0]} is not among the files that {index.name} names")
-    return found
+    return {path: {name for name in file_of if file_of[name] == path.name} for path in listed}
 
 
 class TensorReader:
