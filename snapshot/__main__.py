@@ -32,8 +32,7 @@ from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.folder import atomic_folder, manifest_entries
-from snapshot.disk.model import read_adapters
-from snapshot.disk.state import loss_in_words, read_state, token_unit
+from snapshot.disk.state import loss_in_words, read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import BASE_HELP, find_model, write_model
 from snapshot.source import find
@@ -126,27 +125,19 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _describe(folder: Path, place: str) -> bool:
-    """Print what a snapshot at a `place` holds; whether transformers computes the same."""
-    state, shape, entries = read_state(folder), check_model(folder), manifest_entries(folder)
+    """Print what a whole snapshot at a `place` is; whether transformers computes the same."""
+    state, entries = read_state(folder), manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
     loss = "nothing held out was evaluated before it"
     if (best := state.best_loss) is not None:
         loss = f"{loss_in_words(state.data, best)}, the best that was held out before it"
-    name = value_of(state.config, "run.name")
     _show(f"snapshot  {place}: whole, {len(entries)} files, {size:,} bytes, every hash right")
-    _show(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
-    _show(f"step      {state.step:,}, epoch {state.epoch + 1}, seed {state.seed}")
     _show(
-        f"model     {shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide, context "
-        f"{shape.block_size}, {shape.vocab_size} {token_unit(state.data)}s"
+        f"run       {value_of(state.config, 'run.name')}, {state.run_id[:8]}, step {state.step:,}"
     )
-    if (adapters := read_adapters(folder)) is not None:
-        at = f"@{adapters.revision[:12]}" if adapters.revision else ""
-        _show(f"base      {adapters.base}{at}; here is LoRA of rank {adapters.lora.rank}")
-    _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}")
     try:
-        _show(f"logits    {compare_logits(folder, shape)}")
+        _show(f"logits    {compare_logits(folder, check_model(folder))}")
     except OtherModel as error:
         _warn(f"error: {str(error).replace(str(folder), place)}.")
         return False
