@@ -30,7 +30,6 @@ from config.schema import (
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
 from data.order import WHOLE, shares_of
 from data.reading.groups import TRAIN
-from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
 from model.families import ARCHITECTURES
 from model.frozen import AUTO, KINDS, NF4
@@ -172,9 +171,6 @@ def _streaming(config: Config) -> Mistakes:
             yield "data.held_out_split", f"applies only to streamed data sets. {remedy}"
         return
     yield from _mix(config)
-    if not data.mix and data.source in BUILT_IN:
-        what = f"is not possible for data.source={data.source}, a text that comes with Python"
-        yield "data.streaming", f"{what}. Leave it out, or name a data set"
     if data.documents not in (PACKED, MASKED):
         remedy = f"Use {PACKED} or {MASKED}, or prepare the text with data.streaming=false"
         yield "data.documents", f"is not possible for streamed text. {remedy}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 from data.chunks import with_final_newline
@@ -15,8 +15,8 @@ PACKED, MASKED, CONVERSATIONS = DOCUMENT_MODES = ("packed", "masked", "conversat
 """The values of `data.documents`."""
 DEFAULT_COLUMN = "text"
 MESSAGES, PAIR = "messages", ("prompt", "completion")
-SHOWN_COLUMNS, SHOWN_NAME = 20, 40
-"""How many names of columns an error lists, and how many characters of each."""
+SHOWN_COLUMNS = 20
+"""How many names of columns an error lists."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,15 @@ class TextColumn:
     of_texts: ClassVar = True
     """Whether a plain text, or a column of texts, has such documents."""
 
-    def find(self, source: str, columns: Collection[str]) -> list[str]:
-        """The columns to read. Raises DataError if the source lacks them."""
-        wanted = self.among(columns)
-        if not wanted:
-            raise self.missing(source, columns)
-        return wanted
-
     def among(self, columns: Collection[str]) -> list[str]:
         """The columns to read; none if a table with these columns has no such documents."""
         return [self.name] if self.name in columns else []
 
     def missing(self, source: str, columns: Iterable[str]) -> DataError:
         """The error for a table that has only other columns."""
-        names = list(columns)
-        alike = difflib.get_close_matches(self.name, names, n=1)
-        meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else " Name one of them."
         return DataError(
             f"data.text_column={self.name} is not a column of {source}. Its columns: "
-            f"{_listed(names)}.{meant}"
+            f"{_first(columns)}. Name one of them."
         )
 
     def document(self, row: Mapping[str, Any]) -> str:
@@ -88,10 +78,9 @@ class MessagesColumn(TextColumn):
     def missing(self, source: str, columns: Iterable[str]) -> DataError:
         if self.name != DEFAULT_COLUMN:
             return super().missing(source, columns)
-        wanted = f"a column {MESSAGES}, or the columns {' and '.join(PAIR)}"
         return DataError(
-            f"data.documents=conversations needs {wanted}; data.source={source} has: "
-            f"{_listed(list(columns))}. Name another column of messages with data.text_column."
+            f"data.documents=conversations needs a column {MESSAGES}, or {' and '.join(PAIR)}; "
+            f"{source} has: {_first(columns)}. Name another one of messages with data.text_column."
         )
 
     def document(self, row: Mapping[str, Any]) -> str:
@@ -104,14 +93,9 @@ class MessagesColumn(TextColumn):
         return _checked(self.name, conversation.as_json()) + "\n"
 
 
-def _listed(names: list[str]) -> str:
-    """The first names, shortened, and how many more there are."""
-    shown = [
-        name if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]}..."
-        for name in names[:SHOWN_COLUMNS]
-    ]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+def _first(names: Iterable[str]) -> str:
+    """The first names of columns."""
+    return ", ".join(f"{name:.40}" for name in islice(names, SHOWN_COLUMNS))
 
 
 def _checked(column: str, text: str) -> str:
@@ -119,8 +103,6 @@ def _checked(column: str, text: str) -> str:
 
     Readers keep bytes that are not UTF-8 as `surrogateescape` has them.
     """
-    if text.isascii():
-        return text
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -170,12 +170,12 @@ def _check_size(corpus: Corpus, block_size: int | None, opened: Source) -> None:
         needs = "an evaluation" if block_size is None else f"data.block_size={block_size}"
         long = f", and {info.left_out:,} longer than data.block_size" * bool(info.left_out)
         raise DataError(
-            f"data.source={opened.where} has {sizes[0]:,} {unit}s to train on and {sizes[1]:,} "
+            f"data.source={opened.name} has {sizes[0]:,} {unit}s to train on and {sizes[1]:,} "
             f"held out{long}; {needs} needs at least {least[0]:,} and {least[1]:,}. "
             "Use more text, another data.val_fraction, or another data.block_size."
         )
     if not info.held_out_bytes:
         raise DataError(
-            f"data.source={opened.where}: all held-out replies are empty. Raise data.val_fraction "
+            f"data.source={opened.name}: all held-out replies are empty. Raise data.val_fraction "
             "or use more conversations."
         )

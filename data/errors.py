@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 
@@ -15,7 +14,7 @@ class UnknownCharacter(DataError):
 
 
 class BrokenText(DataError):
-    """A text whose content cannot be read; if it was downloaded, the download is useless."""
+    """A text whose content cannot be read."""
 
 
 class BadRow(ValueError):
@@ -30,10 +29,6 @@ class TextUnreachable(DataError):
     """A network or server failure. A later start may succeed."""
 
 
-class Stopped(DataError):
-    """A wait ended because what reads was closed."""
-
-
 class TextLost(DataError):
     """A prepared text, or the cache of a stream, was damaged while it was read.
 
@@ -44,9 +39,7 @@ class TextLost(DataError):
 def cache_error(cache_dir: Path, error: OSError) -> DataError:
     """The error for a `data.cache_dir` that cannot be read or written."""
     where = f" ({error.filename})" if error.filename else ""
-    reason = f"{error.strerror or error}{where}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "Free some space (one to four bytes a character) or name another folder."
-    else:
-        remedy = "Name another folder, which you may read and write."
-    return DataError(f"data.cache_dir={cache_dir} cannot be used: {reason}. {remedy}")
+    return DataError(
+        f"data.cache_dir={cache_dir} cannot be used: {error.strerror or error}{where}. Free some "
+        "space there (one to four bytes a character), or name a folder that you may write."
+    )

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from datasets.iterable_dataset import ExamplesIterable
 from numpy.typing import NDArray
 
 from data.chat import TRAINING_DATE, ChatTemplate
-from data.chunks import ROWS_AT_ONCE, Chunk, Part, chunks_of, rows_of, utf8_bytes
-from data.documents import Documents
-from data.errors import BrokenText, DataError, UnknownCharacter
+from data.chunks import ROWS_AT_ONCE, Chunk, chunks_of, rows_of, utf8_bytes
+from data.errors import BrokenText, DataError
 from data.messages import ChatError, Conversation, texts_in
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.progress import Progress
@@ -40,7 +39,6 @@ from data.tokenizer import (
     lost_in,
 )
 
-PIECE_TOKENS = 1 << 20
 MANY_DOCUMENTS = 100
 """With this many documents or more, the split is at the end of a document."""
 CHATS_AT_ONCE = 256
@@ -77,44 +75,33 @@ def build(
     conversations, of at most so many tokens. Raises DataError if the text cannot be read, or
     changes meanwhile.
     """
-    size = bpe_size(chosen) if isinstance(chosen, str) else None
-    ordinals = ("first", "second", "third")[: 3 if size else 2]
-    total = {2: "two", 3: "three"}[len(ordinals)]
-    passes = (f"preparing {source.name}, {number} of {total} passes" for number in ordinals)
     tokenizer = tokenizer_of(chosen) if isinstance(chosen, Path) else None
     where = f"data.tokenizer={chosen}"
     template = None if longest is None else ChatTemplate(tokenizer, where, TRAINING_DATE)
-    try:
-        progress.doing(next(passes), unit="million characters")
-        characters, ends, alphabet = _scan(source, chosen == CHARACTERS, progress)
-        cut = _cut(source, characters, ends, val_fraction, only_ends=template is not None)
-        if size:
-            progress.doing(next(passes), cut)
-            tokenizer = train_bpe(size, _counted(source, cut, progress), cut)
-        elif tokenizer is None:
-            tokenizer = CharTokenizer(alphabet)
-        info = CorpusInfo(name=source.name)
-        if chosen != CHARACTERS:
-            texts = (text for text, _ in source.read())
-            of_messages = chain.from_iterable(texts_in(json.loads(text)) for text in texts)
-            info.lost, info.which = lost_in(of_messages if template else texts, tokenizer)
-        progress.doing(next(passes), characters)
-        if template is None or longest is None:
-            rows = ({"row": row} for row in rows_of(source.read(), cut))
-            parts = _mapped(rows, partial(_encode, tokenizer), ROWS_AT_ONCE)
-        else:
-            conversations = _conversations(source.read(), cut)
-            encode = partial(_encode_chats, template, longest, count(1), source)
-            parts = _mapped(conversations, encode, CHATS_AT_ONCE)
-        _write(parts, building, tokenizer, info, progress)
-    except DataError as error:
-        own = chosen == CHARACTERS and isinstance(error, UnknownCharacter)
-        if source.is_unchanged and not own:
-            raise
-        raise _changed(source) from error
-    if info.characters != characters or not source.is_unchanged:
-        raise _changed(source)
-    info.documents_fingerprint = _fingerprint_of_documents(building, template is not None)
+    progress.doing(f"reading {source.name}", unit="million characters")
+    characters, ends, alphabet = _scan(source, chosen == CHARACTERS, progress)
+    cut = _cut(source, characters, ends, val_fraction, only_ends=template is not None)
+    if size := bpe_size(str(chosen)):
+        progress.doing(f"training a vocabulary on {source.name}", cut)
+        tokenizer = train_bpe(size, _counted(source, cut, progress), cut)
+    elif tokenizer is None:
+        tokenizer = CharTokenizer(alphabet)
+    info = CorpusInfo(name=source.name)
+    if chosen != CHARACTERS:
+        texts = (text for text, _ in source.read())
+        of_messages = chain.from_iterable(texts_in(json.loads(text)) for text in texts)
+        info.lost, info.which = lost_in(of_messages if template else texts, tokenizer)
+    progress.doing(f"encoding {source.name}", characters)
+    if template is None or longest is None:
+        rows = ({"row": row} for row in rows_of(source.read(), cut))
+        parts = _mapped(rows, partial(_encode, tokenizer), ROWS_AT_ONCE)
+    else:
+        encode = partial(_encode_chats, template, longest, source.name)
+        parts = _mapped(_conversations(source, cut), encode, CHATS_AT_ONCE)
+    _write(parts, building, tokenizer, info, progress)
+    file = TokenFile(building / TOKENS)
+    places = file.ends.tobytes() + file.targets.tobytes()
+    info.documents_fingerprint = hashlib.sha256(places).hexdigest()
     tokenizer.save(building)
     save_info(building, info)
 
@@ -138,26 +125,25 @@ def _encode(tokenizer: Tokenizer, batch: dict[str, list]) -> list[Encoded]:
     return encoded
 
 
-def _conversations(documents: Iterable[Part], cut: int) -> Iterator[dict[str, Any]]:
-    """Conversations as JSON; the one that begins at `cut` is held out."""
+def _conversations(source: Source, cut: int) -> Iterator[dict[str, Any]]:
+    """Conversations as JSON; the one that begins at character `cut` is held out."""
     begin = 0
-    for text, _ in documents:
-        yield {"text": text, "held_out": begin >= cut}
+    for place, text in source.rows():
+        yield {"place": place, "text": text, "held_out": begin >= cut}
         begin += len(text)
 
 
 def _encode_chats(
-    template: ChatTemplate, longest: int, numbers: Iterator[int], source: Source, batch: dict
+    template: ChatTemplate, longest: int, name: str, batch: dict[str, list]
 ) -> list[Encoded]:
     """Conversations of at most so many tokens. Raises DataError for one that cannot be encoded."""
     found = []
-    for text, held_out in zip(batch["text"], batch["held_out"], strict=True):
-        number = next(numbers)
+    chats = zip(batch["place"], batch["text"], batch["held_out"], strict=True)
+    for place, text, held_out in chats:
         try:
             chat = template.encode(Conversation.from_json(text), longest)
         except ChatError as error:
-            place = source.place(number)
-            raise DataError(f"data.source={source.name}: {place}: {error}.") from error
+            raise DataError(f"data.source={name}: {place}: {error}.") from error
         if chat is None:
             rows = TokenRows(np.zeros(0, dtype=template.tokenizer.dtype), NO_NUMBERS)
             found.append(Encoded(rows, held_out, len(text), 0, left_out=True))
@@ -209,19 +195,6 @@ def _write(
     info.fingerprint, info.different = of_tokens.hexdigest(), int(seen.sum())
 
 
-def _fingerprint_of_documents(building: Path, are_conversations: bool) -> str:
-    """Hex digest of where documents end and, of conversations, which tokens are targets."""
-    file = TokenFile(building / TOKENS)
-    digest = hashlib.sha256(file.ends.tobytes())
-    if are_conversations:
-        documents, flags = Documents.of(file, 0, len(file)), hashlib.sha256()
-        for start in range(0, len(file), PIECE_TOKENS):
-            part = documents.are_targets(start, min(PIECE_TOKENS, len(file) - start))
-            flags.update(part.tobytes())
-        digest.update(documents.counts.tobytes() + flags.digest())
-    return digest.hexdigest()
-
-
 def _scan(source: Source, by_characters: bool, progress: Progress) -> tuple[int, NDArray, str]:
     """First pass: how many characters there are, where documents end, and the alphabet.
 
@@ -229,24 +202,18 @@ def _scan(source: Source, by_characters: bool, progress: Progress) -> tuple[int,
     """
     seen = np.zeros(CODE_POINTS, dtype=bool)
     ends, characters = array("q"), 0
-    waiting: list[str] = []
-
-    def note() -> None:
-        progress.done = characters
-        if by_characters:
-            points = code_points("".join(waiting))
-            if not seen[points].all():  # reading is faster than writing
-                seen[points] = True
-        waiting.clear()
-
-    for text, ends_document in source.read():
+    waiting: list[str] = []  # rows may be short, and each call of numpy takes its time
+    for text, ends_document in chain(source.read(), [("", False)]):  # to note the last ones
         waiting.append(text)
         characters += len(text)
         if ends_document:
             ends.append(characters)
-        if characters - progress.done >= NOTED_CHARACTERS:
-            note()
-    note()
+        if not text or characters - progress.done >= NOTED_CHARACTERS:
+            progress.done = characters
+            points = code_points("".join(waiting) if by_characters else "")
+            if not seen[points].all():  # writing is slower than reading
+                seen[points] = True
+            waiting.clear()
     if characters == 0:
         raise BrokenText(f"data.source={source.name} is empty: there is no text to train on.")
     return characters, np.array(ends, np.int64), "".join(map(chr, np.flatnonzero(seen)))
@@ -278,10 +245,3 @@ def _counted(source: Source, cut: int, progress: Progress) -> Iterator[Chunk]:
     for chunk in chunks_of(source.read(), cut):
         yield chunk
         progress.done += len(chunk.text)
-
-
-def _changed(source: Source) -> DataError:
-    return DataError(
-        f"data.source={source.name} changed while it was read. Start again when no process "
-        "writes to it any more, or use a copy of it."
-    )

@@ -7,7 +7,6 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class CorpusInfo:
             "of the tokens are unknown to the tokenizer": self.unknown_share,
             f"of the characters are lost when decoded ({which})": self.lost,
         }
-        parts = [f"{_percent(share)} {what}" for what, share in shares.items() if share]
+        parts = [f"{100 * share:.3g} % {what}" for what, share in shares.items() if share]
         return " and ".join(parts) or None
 
     @property
@@ -91,10 +90,6 @@ class CorpusInfo:
         return hashlib.sha256(
             f"{self.fingerprint}{self.documents_fingerprint}".encode()
         ).hexdigest()
-
-
-def _percent(share: float) -> str:
-    return f"{Decimal(f'{100 * share:.2g}'):f} %"  # never as 1e+02
 
 
 class Damaged(Exception):

@@ -51,19 +51,12 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
             part[name] = public(part[name])
     data = found.get("data")
     if isinstance(data, dict) and isinstance(data.get("mix"), list):
-        data["mix"] = [_public_part(part) for part in data["mix"]]
+        data["mix"] = [{**part, "source": public_name(str(part["source"]))} for part in data["mix"]]
     return found
 
 
 def _last_part(folder: str) -> str:
     return PurePath(folder).name or "."
-
-
-def _public_part(part: Any) -> Any:
-    """A source of `data.mix`."""
-    if not isinstance(part, dict) or not isinstance(part.get("source"), str):
-        return part
-    return {**part, "source": public_name(part["source"])}
 
 
 PUBLIC = {

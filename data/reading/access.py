@@ -7,8 +7,6 @@ fails: half a minute while a run starts, hours once it trains.
 from __future__ import annotations
 
 import math
-import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +18,16 @@ from typing import Any
 
 import fsspec
 import httpx2
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
+from huggingface_hub import constants
+from huggingface_hub.utils import build_hf_headers
 
 from common.failures import Failure, Refused, Unanswered, failure_of
 from common.printable import redact_urls
 from common.retries import Answer, with_retries
-from data.errors import DataError, Stopped, TextUnreachable
-from data.reading.groups import DataFile
+from data.errors import DataError, TextUnreachable
+from data.reading.groups import URL, DataFile
 
 TIMEOUT_SECONDS = 20.0
 """How long a request waits for the next bytes."""
@@ -35,14 +37,12 @@ limit. The Hub counts over five minutes, and would refuse an attempt that starts
 RUN_SECONDS = 6 * 3600.0
 """How long a run waits."""
 SHOWN_AFTER_SECONDS, SHOWN_EVERY_SECONDS = 5.0, 60.0
-HTTP = re.compile(r"https?://", re.IGNORECASE)
-CONTENT_RANGE = re.compile(r"bytes (?:(?P<begin>\d+)-\d+|\*)/(?P<size>\d+)")
 OID = "oid:"
 """Prefix of the versions of Hub files. They belong to a commit, so they cannot change."""
-LOST = "has {} since the run listed it. Restore it, or start another run on the files as they are."
-NO_RANGES = (
-    "cannot be streamed: the server sends no byte ranges. Set data.streaming=false, which "
-    "downloads it, or give the path of a copy."
+PARTIAL_CONTENT = 206
+CHANGED = (
+    "has changed since the run listed it. Restore it, or start another run on the files as they "
+    "are."
 )
 LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set HF_TOKEN."
 
@@ -65,7 +65,6 @@ class Access:
         self._warn = warn or self.say
         self._most_seconds = RUN_SECONDS
         self._closed = threading.Event()
-        self._lock = threading.Lock()
         self._said_at = -math.inf
         self._left_out: set[str] = set()
 
@@ -79,41 +78,34 @@ class Access:
             self._most_seconds = before
 
     def close(self) -> None:
-        """Close the connections and end all waits: a thread that reads gets Stopped."""
+        """Close the connections and end all waits: a thread that reads gets TextUnreachable."""
         self._closed.set()
         if "_client" in self.__dict__:
             self._client.close()
 
-    def read(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
+    def read(self, source: str, file: DataFile, begin: int, end: int) -> bytes:
         """The bytes of a file from `begin` to `end`, or to the end of the file.
 
-        Waits where a network or a server fails; what arrived before is not requested again. Raises
-        DataError if the file is refused, has changed or vanished, and TextUnreachable after hours.
+        Waits where a network or a server fails. Raises DataError if the file is refused, has
+        changed or vanished, and TextUnreachable after hours.
         """
         end = min(end, file.size)
-        content: bytes | bytearray = b""
 
-        def rest() -> bytes | bytearray:
-            try:
-                piece = self._some(file, begin + len(content), end)
-            except FileNotFoundError as error:
-                raise Refused(LOST.format("vanished")) from error
-            if not piece:
+        def ask() -> bytes:
+            content = self._read(file, begin, end)
+            if len(content) < end - begin:
                 raise Unanswered("the connection ended too early")
-            return piece
+            return content
 
-        while len(content) < end - begin:
-            piece = self.until_answered(source, rest, f": {file.name}")
-            content = content + piece if content else piece  # mostly all arrives at once
-        return content
+        return self.until_answered(source, ask, f": {file.name}") if begin < end else b""
 
-    def _some(self, file: DataFile, begin: int, end: int) -> bytes | bytearray:
-        """The bytes of a range, or the first of them."""
-        if not file.is_remote:
-            return _from_disk(file, begin, end)
-        if HTTP.match(file.url):
-            return self._from_url(file, begin, end)
-        return _from_store(file, begin, end)
+    def _read(self, file: DataFile, begin: int, end: int) -> bytes:
+        if not file.version.startswith(OID):
+            return _from_file_system(file, begin, end)
+        with self.get(file.url, of_hub=True, Range=f"bytes={begin}-{end - 1}") as response:
+            if response.status_code != PARTIAL_CONTENT:  # some caches send all of it
+                raise Unanswered("the answer is not the range of bytes that was requested")
+            return response.read()
 
     def until_answered(
         self, source: str, request: Callable[[], Answer], subject: str = ""
@@ -127,7 +119,7 @@ class Access:
 
         def ask() -> Answer:
             if self._closed.is_set():
-                raise Stopped(f"the wait for data.source={redact_urls(source)} ended")
+                raise TextUnreachable(f"the wait for data.source={redact_urls(source)} ended")
             try:
                 return request()
             except DataError:
@@ -152,99 +144,51 @@ class Access:
                 f"{what} cannot be reached: {reason}. Tried for {waited:,.0f} s, of {most:,.0f} s "
                 f"at most. {remedy}, and start again."
             )
-        with self._lock:
-            now = time.monotonic()
-            is_long = waited + delay > SHOWN_AFTER_SECONDS
-            if shown := is_long and now - self._said_at >= SHOWN_EVERY_SECONDS:
-                self._said_at = now
-        if shown:
+        now = time.monotonic()
+        is_long = waited + delay > SHOWN_AFTER_SECONDS
+        if is_long and now - self._said_at >= SHOWN_EVERY_SECONDS:
+            self._said_at = now
             self.say(f"waiting for {what}, {waited:.0f} s so far: {reason}")
         self._closed.wait(delay)
 
     @contextmanager
     def get(self, url: str, of_hub: bool = False, **headers: str) -> Iterator[httpx2.Response]:
-        """An open response, of a success or of a range that the file lacks.
-
-        Raises an error of httpx2, or Refused.
-        """
-        headers = {"Accept-Encoding": "identity", **headers, **(token_headers() if of_hub else {})}
+        """An open response of a success. Raises an error of httpx2, or Refused."""
+        headers["Accept-Encoding"] = "identity"
+        if of_hub:
+            if constants.HF_HUB_OFFLINE:
+                raise Refused("is not requested, because HF_HUB_OFFLINE is set. Unset it.")
+            headers |= build_hf_headers()  # with the token of the moment, because tokens expire
         with self._client.stream("GET", url, headers=headers) as response:
-            if response.status_code != 416:
-                response.raise_for_status()
+            response.raise_for_status()
             yield response
 
     @cached_property
     def _client(self) -> httpx2.Client:
-        """A pool of connections."""
-        limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
-        return httpx2.Client(timeout=TIMEOUT_SECONDS, follow_redirects=True, limits=limits)
-
-    def stat(self, url: str) -> tuple[int, str]:
-        """Size and version of the file behind a URL. Raises DataError if it sends no ranges."""
-
-        def ask() -> tuple[int, str]:
-            with self.get(url, Range="bytes=0-0") as response:
-                answered = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-                if answered is None:
-                    raise Refused(NO_RANGES)
-                size = int(answered["size"])
-                return size, _version_of_response(response, size)
-
-        return self.until_answered(url, ask)
-
-    def _from_url(self, file: DataFile, begin: int, end: int) -> bytearray:
-        content, is_pinned = bytearray(), file.version.startswith(OID)
-        with self.get(file.url, is_pinned, Range=f"bytes={begin}-{end - 1}") as response:
-            answered = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            if response.status_code == 416:
-                raise Refused(LOST.format("changed"))
-            if answered is None or answered["begin"] != str(begin):  # some caches send all of it
-                raise Unanswered("the answer is not the range of bytes that was requested")
-            size = int(answered["size"])
-            is_same = is_pinned or _version_of_response(response, size) == file.version
-            if size != file.size or not is_same:
-                raise Refused(LOST.format("changed"))
-            try:
-                for piece in response.iter_raw():
-                    content += piece[: end - begin - len(content)]
-            except httpx2.TransportError:
-                if not content:
-                    raise
-        return content
+        """A pool of its own: that of the Hub client is closed when its timeout changes."""
+        return httpx2.Client(timeout=TIMEOUT_SECONDS, follow_redirects=True)
 
     def note_left_out(self, source: str, what: str) -> None:
         """Report what cannot be read and why, once."""
-        with self._lock:
-            is_known = what in self._left_out
+        if what not in self._left_out:
             self._left_out.add(what)
-        if not is_known:
             self._warn(f"warning: data.source={source}: left out: {what}")
 
 
-def token_headers() -> dict[str, str]:
-    """The user's token for the Hub. It is read for each request, because tokens expire.
-
-    Raises Refused if the Hub is not to be reached.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers
-
-    if constants.HF_HUB_OFFLINE:
-        raise Refused("is not requested, because HF_HUB_OFFLINE is set. Unset it.")
-    return build_hf_headers()
+def file_system(source: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a path or URL, and the path in it; `~` is the user's home."""
+    if not URL.match(source):
+        return LocalFileSystem(), LocalFileSystem._strip_protocol(source)
+    system, path = fsspec.core.url_to_fs(source)
+    return system, path
 
 
-def _version_of_response(response: httpx2.Response, size: int) -> str:
-    headers = response.headers
-    return headers.get("ETag") or f"{size}-{headers.get('Last-Modified', '')}"
-
-
-def _from_store(file: DataFile, begin: int, end: int) -> bytes:
+def _from_file_system(file: DataFile, begin: int, end: int) -> bytes:
     """A range, by fsspec. The version is compared before each is read."""
-    system, path = fsspec.core.url_to_fs(file.url)
+    system, path = file_system(file.url)
     system.invalidate_cache(path)  # otherwise it may answer with what it has listed
     if version_of(system.info(path)) != file.version:
-        raise Refused(LOST.format("changed"))
+        raise Refused(CHANGED)
     return bytes(system.cat_file(path, start=begin, end=end))
 
 
@@ -255,24 +199,6 @@ def version_of(info: dict[str, Any]) -> str:
     if isinstance(version, datetime):  # some file systems list seconds, and stat dates
         version = version.timestamp()
     return f"{info.get('size')}-{version}"
-
-
-def _from_disk(file: DataFile, begin: int, end: int) -> bytes:
-    try:
-        with open(file.url, "rb") as opened:
-            if version_of_stat(os.fstat(opened.fileno())) != file.version:
-                raise Refused(LOST.format("changed"))
-            opened.seek(begin)
-            return opened.read(end - begin)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Refused(f"cannot be read: {error.strerror}. Check the disk.") from error
-
-
-def version_of_stat(found: os.stat_result) -> str:
-    """A string that changes when a process writes to the file."""
-    return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
 
 
 def _sentence(failure: Failure) -> str:

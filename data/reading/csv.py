@@ -9,27 +9,32 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Iterator
 
 from data.errors import BadRow
 from data.reading.formats import suffixes
 from data.reading.groups import Group
-from data.reading.table import MOST_ROW_BYTES, Row, Table
+from data.reading.table import Row, Table
 
-DELIMITERS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}
-"""By extension, what separates fields, and its name."""
-
-csv.field_size_limit(MOST_ROW_BYTES)  # of the process: the module has no other limit
+csv.field_size_limit(sys.maxsize)  # of the process: it refuses long texts otherwise
 
 
 def groups(table: Table) -> list[Group]:
-    """The file. Raises DataError if its header lacks the column."""
-    return table.whole() if table.unopened or columns(table) else []
+    """The file."""
+    return table.whole()
 
 
 def rows(table: Table, group: Group) -> Iterator[Row]:
-    """The records after the header, without blank lines."""
-    header, records = _opened(table)
+    """The records after the header, without blank lines. Raises DataError without the column."""
+    # `csv` requires newline="". Bytes that are not UTF-8 are an error only in the columns that are
+    # read, so they are kept here and checked there.
+    lines = io.TextIOWrapper(table.open(), "utf-8-sig", errors="surrogateescape", newline="")
+    delimiter = "\t" if suffixes(table.file.name)[0] == ".tsv" else ","
+    records = csv.reader(lines, delimiter=delimiter, strict=True)
+    header = next((fields for fields in records if fields), [])
+    if header and not table.column.among(header):
+        raise table.column.missing(table.where, header)
     number = 0
     while True:
         try:
@@ -43,38 +48,14 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
             continue
         if fields:
             number += 1
-            yield number, _row(header, fields, table)
+            yield number, _row(header, fields)
 
 
-def columns(table: Table) -> list[str]:
-    """The names in the header. Raises DataError if it lacks the column."""
-    return _opened(table)[0]
-
-
-def _opened(table: Table) -> tuple[list[str], Iterator[list[str]]]:
-    """The header, and the records after it. Raises DataError if it lacks the column."""
-    content, _ = table.open()
-    # `csv` requires newline="". Bytes that are not UTF-8 are an error only in the columns that are
-    # read, so they are kept here and checked there.
-    lines = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline="")
-    delimiter, _ = DELIMITERS[suffixes(table.file.name)[0]]
-    records = csv.reader(lines, delimiter=delimiter, strict=True)
-    try:
-        header = next((fields for fields in records if fields), [])
-    except csv.Error as error:
-        name = table.file.name
-        raise table.broken(f"the header of {name} cannot be read: {error}.") from error
-    if header:
-        table.column.find(table.where, header)
-    return header, records
-
-
-def _row(header: list[str], fields: list[str], table: Table) -> dict[str, str] | BadRow:
+def _row(header: list[str], fields: list[str]) -> dict[str, str] | BadRow:
     """A row, which may have fewer fields than the header, but not more."""
     if len(fields) <= len(header):
         return dict(zip(header, fields, strict=False))
-    _, separators = DELIMITERS[suffixes(table.file.name)[0]]
     return BadRow(
         f"it has {len(fields):,} fields, and the header {len(header):,}",
-        f"Quote a field that has {separators} in it, or name every column in the header",
+        "Quote a field that has separators in it, or name every column in the header",
     )

@@ -1,59 +1,48 @@
-"""The files that `data.source` names, and the formats that their extensions say.
-
-They are on this machine, on a server, in a store of fsspec or on the Hub.
-"""
+"""The files that `data.source` names: on this machine, on a server, in a store or on the Hub."""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
-import stat
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-import fsspec
+import httpx2
 
 from common.printable import redact_urls
+from common.shared_files import digest_of, make_once
 from data.errors import DataError
-from data.reading.access import HTTP, Access, version_of, version_of_stat
+from data.reading.access import Access, file_system, version_of
 from data.reading.formats import COMPRESSIONS, FORMATS, TEXT, format_of, is_data, suffixes
-from data.reading.groups import TRAIN, URL, DataFile
+from data.reading.groups import HTTP, TRAIN, URL, DataFile
 from data.reading.hub import NAME, hub_files
 
 HUB_URL = "hf://"
+DOCS, STDLIB = BUILT_IN = ("python-docs", "python-stdlib")
+"""Texts that ship with Python."""
+NO_TEXTS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
+"""Folders of the standard library that are left out."""
 
 
-def format_of_all(source: str, files: Sequence[DataFile], unknown: str | None = None) -> str:
-    """The format of all files; `unknown` stands for that of an unknown extension.
+def format_of_all(source: str, files: Sequence[DataFile]) -> str:
+    """The format of all files; one with an unknown extension is a text.
 
-    Raises DataError for several formats, for no file, and for an unknown one without `unknown`.
+    Raises DataError for several formats, and for no file.
     """
-    tables = ", ".join(end for end, kind in FORMATS.items() if kind != TEXT)
-    texts = ", ".join(end for end, kind in FORMATS.items() if kind == TEXT)
-    if not files:
-        raise DataError(
-            f"data.source={source} names no table. Check the name; of a folder the tables are read "
-            f"({tables}, also with {', '.join(COMPRESSIONS)}). Texts are named by a pattern such "
-            "as *.txt."
-        )
-    kinds = {format_of(file.name) or unknown for file in files}
-    if len(kinds) > 1:
-        ends = sorted({suffixes(file.name)[0] or file.name for file in files})
-        raise DataError(
-            f"data.source={source} mixes formats ({', '.join(ends[:20])}). Name files of one "
-            "format."
-        )
-    if (kind := kinds.pop()) is None:
-        raise DataError(
-            f"data.source={source} cannot be streamed: {files[0].name} is neither a table "
-            f"({tables}) nor a text ({texts}). Set data.streaming=false, convert it, or rename it."
-        )
-    return kind
+    kinds = {format_of(file.name) or TEXT for file in files}
+    if len(kinds) == 1:
+        return kinds.pop()
+    tables = [end for end, kind in FORMATS.items() if kind != TEXT]
+    raise DataError(
+        f"data.source={source} {'mixes formats' if files else 'names no file'}. Name files of one "
+        f"format; of a folder the tables are read ({', '.join([*tables, *COMPRESSIONS])}), and "
+        "texts are named by a pattern such as *.txt."
+    )
 
 
 def find_files(
@@ -64,142 +53,66 @@ def find_files(
     `revision` is the commit of an earlier start. Only a data set of the Hub that is named as a
     whole has another `split`. Raises DataError if the files cannot be listed.
     """
-    is_url, is_here = URL.match(source) is not None, _is_here(source)
+    is_url = URL.match(source) is not None
+    is_here = not is_url and _is_here(source)
     if split != TRAIN and (is_url or is_here):
         raise DataError(
             f"data.held_out_split={split} applies only to a data set of the Hub (owner/name), and "
             f"data.source={redact_urls(source)} is not one. Leave it out; data.val_fraction of "
             "the rows is held out instead."
         )
+    if source in BUILT_IN:
+        return None, listed_files(access, str(_built_in(source, access.cache_dir)))
     if HTTP.match(source):
-        name = file_name_of(source)  # raises for a URL that is not requested
-        return None, [DataFile(source, name, *access.stat(source))]
-    if is_url and not source.startswith(HUB_URL):
-        return None, _files_of_store(access, source)
-    if is_here:
-        return None, local_files(source)
+        return None, [DataFile(source, file_name_of(source), 0, "")]
+    if is_here or (is_url and not source.startswith(HUB_URL)):
+        return None, listed_files(access, source)
     return hub_files(access, source, revision, split)
 
 
 def _is_here(source: str) -> bool:
     """Whether a source names files of this machine, and no data set of the Hub."""
-    if source.startswith(HUB_URL):
-        return False
     name = source.partition("@")[0]
     has_suffix = format_of(name) is not None or suffixes(name)[1] != ""
     return has_suffix or NAME.fullmatch(source) is None or os.path.lexists(source)
 
 
-def local_files(source: str, paths: Iterable[Path] | None = None) -> list[DataFile]:
-    """The files that a path or a pattern names, or the tables in a folder, sorted by name.
+def listed_files(access: Access, source: str) -> list[DataFile]:
+    """The files of this machine or of a store that a path or a pattern names, sorted by name.
 
-    Names are relative to the deepest folder that contains all of them. Raises DataError for no
-    file, for one that is not regular, and for one file by two names.
+    Of a folder they are the tables in it. Names are relative to the deepest folder that contains
+    all of them. Raises DataError.
     """
-    paths = _paths(source) if paths is None else paths
-    paths = sorted((path.absolute() for path in paths), key=str)
-    first_of: dict[str, Path] = {}
-    for path in paths:
-        if (other := first_of.setdefault(os.path.realpath(path), path)) is not path:
-            raise DataError(
-                f"data.source={source} has one file twice, as {other} and {path}: its held-out "
-                "rows would be trained on. Use a pattern or a folder without one of the two."
-            )
-    names = names_in_folder([path.as_posix() for path in paths])
-    files = [local_file(source, path, name) for path, name in zip(paths, names, strict=True)]
-    return sorted(files, key=lambda file: file.name)
 
+    def list_files() -> list[DataFile]:
+        system, path = file_system(source)
+        is_pattern = glob.has_magic(path) and not os.path.lexists(path)
+        if is_pattern:
+            paths = [name for name in system.glob(path) if not Path(name).name.startswith(".")]
+        elif system.isdir(path):
+            folder = path.rstrip("/") + "/"
+            paths = [name for name in system.find(path) if is_data(name.removeprefix(folder))]
+        else:
+            paths = [path]
+        infos = {name: system.info(name) for name in sorted(paths)}
+        infos = {name: info for name, info in infos.items() if info["type"] == "file"}
+        # Protocol, host and account of the source, before the path in its file system.
+        begin = source[: max(0, source.find(path))] if URL.match(source) else ""
+        names = names_in_folder([*infos])
+        return [
+            DataFile(begin + path, name, int(info["size"]), version_of(info))
+            for name, (path, info) in zip(names, infos.items(), strict=True)
+        ]
 
-def _paths(source: str) -> list[Path]:
-    path = Path(source)
-    with suppress(RuntimeError):  # the home of an unknown user
-        path = path.expanduser()
-    if not os.path.lexists(path):  # of a name that can be no file, too
-        return _matching(source, path)
-    if not path.is_dir():
-        return [path]
-    inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return [file for file in inside if is_data(file.relative_to(path).as_posix())]
-
-
-def _matching(source: str, path: Path) -> list[Path]:
-    pattern = str(path)
-    fixed = next((part for part in path.parents if not glob.has_magic(str(part))), path)
-    try:
-        path.lstat() if not glob.has_magic(pattern) else os.scandir(fixed).close()
-    except FileNotFoundError:
-        pass
-    except OSError as error:  # of an unreadable folder, where glob finds no files
-        raise DataError(
-            f"data.source={source} cannot be opened: {error.strerror}. Check the path."
-        ) from error
-    if not glob.has_magic(pattern):
-        raise DataError(
-            f"data.source={source}: there is no such file. Check the path. A data set of the Hub "
-            "is named owner/name, owner/name@revision or hf://datasets/owner/name/*.parquet."
-        )
-    # With two ** glob finds a file twice.
-    paths = [Path(name) for name in {*glob.glob(pattern, recursive=True)}]
-    # Path.is_dir raises for what may not be searched, which is told when it is opened.
-    paths = [path for path in paths if not os.path.isdir(path)]  # noqa: PTH112
-    if not paths:
-        raise DataError(
-            f"data.source={source} matches no file. Check the pattern; ** includes subfolders."
-        )
-    return paths
-
-
-def local_file(source: str, path: Path, name: str) -> DataFile:
-    """A file of this machine. Raises DataError if there is no such file, or no regular one."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(f"data.source={source}: cannot read {path}: {error.strerror}.") from error
-    if not stat.S_ISREG(status.st_mode):  # a device or a pipe may never end
-        raise DataError(
-            f"data.source={source}: {path} is not a regular file, but a device or a pipe, for "
-            "example. Write its text to a file first."
-        )
-    return DataFile(str(path), name, status.st_size, version_of_stat(status))
+    return sorted(access.until_answered(source, list_files), key=lambda file: file.name)
 
 
 def names_in_folder(paths: Sequence[str]) -> list[str]:
-    """Paths or URLs, relative to the deepest folder that contains all of them."""
+    """Paths, relative to the deepest folder that contains all of them."""
     folders = [path.split("/")[:-1] for path in paths]
     levels = zip(*folders, strict=False)  # as many as the shallowest file has
     shared = [level[0] for level in takewhile(lambda level: len({*level}) == 1, levels)]
     return [path[len("/".join([*shared, ""])) :] for path in paths]
-
-
-def _files_of_store(access: Access, source: str) -> list[DataFile]:
-    """Files in a file system of fsspec, named by a path, a folder or a pattern."""
-
-    def list_files() -> dict[str, dict[str, Any]]:
-        system, path = fsspec.core.url_to_fs(source)
-        if glob.has_magic(path):
-            infos = system.glob(path, detail=True)
-        elif system.isdir(path):
-            folder = path.rstrip("/") + "/"
-            infos = system.find(path, detail=True)
-            infos = {name: infos[name] for name in infos if is_data(name.removeprefix(folder))}
-        else:
-            infos = {path: system.info(path)}
-        # Protocol, host and account of the source, before the path in its file system.
-        whole, inside = source.rstrip("/"), path.rstrip("/")
-        if not inside or not whole.endswith(inside):
-            raise DataError(
-                f"data.source={redact_urls(source)} cannot be streamed: the files in it have no "
-                "URLs of their own. Name a file, a folder or a pattern of its file system."
-            )
-        begin = whole.removesuffix(inside)
-        return {begin + name: info for name, info in infos.items() if info["type"] == "file"}
-
-    infos = access.until_answered(source, list_files)
-    files = [
-        DataFile(url, name, int(info["size"]), version_of(info))
-        for (url, info), name in zip(infos.items(), names_in_folder(list(infos)), strict=True)
-    ]
-    return sorted(files, key=lambda file: file.name)
 
 
 def file_name_of(url: str) -> str:
@@ -209,18 +122,40 @@ def file_name_of(url: str) -> str:
     """
     shown = redact_urls(url)
     try:
-        parsed = urlsplit(url)
-        if not parsed.hostname or (parsed.port or 0) < 0:
-            raise ValueError(url)
-    except ValueError as error:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise DataError(f"data.source={shown} is not a valid URL: {error}.") from error
+    if parsed.userinfo or not parsed.host:
         raise DataError(
-            f"data.source={shown} is not a valid URL: it has no host, or no valid port. It should "
-            "look like https://host/path/text.txt."
-        ) from error
-    if parsed.username is not None:
-        raise DataError(
-            f"data.source={shown} has a user name or password before its host, which is never "
-            "sent. Download the file by other means and give its path."
+            f"data.source={shown} has no host, or a user name or password before it, which is "
+            "never sent. Download the file by other means and give its path."
         )
     name = re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)
     return name[-100:].lstrip(".") or "text.txt"
+
+
+def _built_in(source: str, cache_dir: Path) -> Path:
+    """A text that ships with Python, as JSON lines in the cache. Raises OSError."""
+    path = cache_dir / "fetched" / digest_of(source, sys.version)[:16] / f"{source}.jsonl"
+
+    def make(folder: Path) -> None:
+        texts = _python_docs() if source == DOCS else _python_stdlib()
+        rows = (json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / path.name).write_text("".join(rows))
+
+    make_once(path.parent, make, path.exists)
+    return path
+
+
+def _python_docs() -> Iterator[str]:
+    from pydoc_data.topics import topics  # 79 topics of `help`, about 465,000 characters
+
+    return (topics[topic] for topic in sorted(topics))
+
+
+def _python_stdlib() -> Iterator[str]:
+    """The standard library's modules, without tests and installed packages."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        if NO_TEXTS.isdisjoint(path.relative_to(root).parts):
+            yield path.read_text(encoding="utf-8-sig")

@@ -7,41 +7,20 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable
-from functools import partial
 from typing import IO, Any
 
 TEXT, LINES, CSV, PARQUET = "text", "lines", "csv", "parquet"
 FORMATS = {
-    ".txt": TEXT,
-    ".text": TEXT,
-    ".md": TEXT,
-    ".py": TEXT,
-    ".jsonl": LINES,
-    ".ndjson": LINES,
-    ".json": LINES,
-    ".csv": CSV,
-    ".tsv": CSV,
+    **dict.fromkeys((".txt", ".text", ".md", ".py"), TEXT),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), LINES),
+    **dict.fromkeys((".csv", ".tsv"), CSV),
     ".parquet": PARQUET,
 }
 """By file extension, the module of this package that reads the format, with the functions of
 `Format` in data/reading/table.py. A new format is a module and its line here."""
-COMPRESSED_INSIDE = (PARQUET,)
-"""Formats whose files are compressed inside, and not by another program."""
-
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Raised by reading a broken compressed file."""
 HEAD_BYTES = 512
-
-
-def _open_strictly(open_streams: Callable[[Any], Any], file: Any) -> Any:
-    """Open a file of bzip2 or xz streams, and refuse anything else that follows one of them.
-
-    `bz2.open` and `lzma.open` take it for the end of the file, so that the rest of a text would be
-    missing without a word.
-    """
-    opened = open_streams(file)
-    opened._buffer.raw._trailing_error = ()  # the errors that they ignore; Python 3.11 to 3.14
-    return opened
 
 
 def _open_zstd(file: Any) -> Any:
@@ -52,28 +31,13 @@ def _open_zstd(file: Any) -> Any:
 
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
-    ".bz2": partial(_open_strictly, bz2.open),
-    ".xz": partial(_open_strictly, lzma.open),
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
     ".zst": _open_zstd,
 }
 """By file extension, what wraps an open binary file."""
-NAMED = "compressed by {}. Give it a name that ends in {}"
-CONVERT = "UTF-16 or UTF-32. Convert it to UTF-8 first"
-OTHER_FORMATS = (
-    (b"\x1f\x8b", NAMED.format("gzip", ".gz")),
-    (b"BZh91AY&SY", NAMED.format("bzip2", ".bz2")),
-    (b"\xfd7zXZ\x00", NAMED.format("xz", ".xz")),
-    (b"\x28\xb5\x2f\xfd", NAMED.format("Zstandard", ".zst")),
-    (b"PK\x03\x04", "a ZIP archive. Unpack it first"),
-    (b"%PDF-", "a PDF document. Convert it to text first"),
-    (b"PAR1", "a Parquet table. Give it a name that ends in .parquet"),
-    (b"ARROW1", "an Arrow table. Convert it to Parquet first"),
-    (b"version https://git-lfs", "a Git LFS pointer. Fetch the file itself: git lfs pull"),
-    (b"\xff\xfe", CONVERT),
-    (b"\xfe\xff", CONVERT),
-    (b"\x00\x00\xfe\xff", CONVERT),
-)
-"""The first bytes, the format that they indicate, and what to do."""
+LFS_POINTER = b"version https://git-lfs"
+"""Begins the small text that a clone without Git LFS has in the place of a file."""
 
 
 def suffixes(path: str) -> tuple[str, str]:
@@ -91,7 +55,7 @@ def format_of(name: str) -> str | None:
     """The format of a file, by its extension; None if it has no known one."""
     suffix, compression = suffixes(name)
     kind = FORMATS.get(suffix)
-    return None if kind in COMPRESSED_INSIDE and compression else kind
+    return None if kind == PARQUET and compression else kind  # it is compressed inside
 
 
 def is_data(path: str) -> bool:
@@ -107,11 +71,10 @@ def decompressed(name: str, file: Any) -> IO[bytes]:
     return COMPRESSIONS[compression](file) if compression else file
 
 
-def other_format(head: bytes) -> str | None:
-    """The format that the first bytes of a content indicate, and what to do; None for a text."""
-    for magic, what in OTHER_FORMATS:
-        if head.startswith(magic):
-            return what
+def other_content(head: bytes) -> str | None:
+    """What the first bytes of a content are and what to do; None if they can be of a text."""
+    if head.startswith(LFS_POINTER):
+        return "a Git LFS pointer. Fetch the file itself: git lfs pull"
     # NUL is a character of UTF-8, but no text has many: a tar archive, UTF-16, a torn copy do.
     if head.count(0) * 4 > len(head):
         return "NUL bytes for the most part. Unpack it, convert it to UTF-8, or copy it again"

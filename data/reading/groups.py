@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
+from data.columns import TextColumn
 from data.reading.formats import suffixes
 
 TRAIN = "train"
 """The split of a data set that is trained on."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+HTTP = re.compile(r"https?://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,23 +19,18 @@ class DataFile:
     """A file of a data set."""
 
     url: str
-    """A path, or a URL that fsspec opens; on the Hub with the commit."""
+    """A path, or a URL; on the Hub with the commit."""
     name: str
     """The name within the data set, which identifies its rows on every machine."""
     size: int
-    """Bytes."""
+    """Bytes; 0 behind a URL that has not been downloaded."""
     version: str
-    """Changes when the content does: an etag, a blob's id, or size, time and inode."""
+    """Changes when the content does: an id of the Hub, an etag, or size, time and inode."""
 
     @property
     def is_remote(self) -> bool:
         """Whether it is read over a network."""
         return URL.match(self.url) is not None
-
-    @property
-    def content_of(self) -> str:
-        """What holds its bytes: the same for a file and a link to it."""
-        return self.url if self.is_remote else os.path.realpath(self.url)
 
     @property
     def is_compressed(self) -> bool:
@@ -54,7 +50,7 @@ class Group:
     index: int
     """The index of the group in its file."""
     first_row: int | None
-    """The number of its first row in the file; None if rows are counted by group."""
+    """How many rows are before it in the file; None if rows are counted by group."""
     rows: int | None
     """Number of rows; None if it is not known before they are read."""
     begin: int
@@ -74,8 +70,8 @@ class Listing:
     revision: str | None
     """The commit of a data set of the Hub."""
     format: str
-    """`parquet`, `lines` (of JSON, or an array of it), `csv` or `text`."""
-    column: str
+    """The module of this package that reads its files."""
+    column: TextColumn
     """The column that holds the text."""
     files: tuple[DataFile, ...]
     groups: tuple[Group, ...]

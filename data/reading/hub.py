@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import codecs
 import glob
 import json
 import re
@@ -14,17 +13,15 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
 from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
-from common.failures import Unanswered, failure_of
-from common.printable import reason_of
+from common.failures import Unanswered
 from common.shared_files import digest_of, keep, kept
 from data.errors import DataError
-from data.reading.access import LOG_IN, OID, Access
-from data.reading.formats import format_of, is_data, suffixes
-from data.reading.groups import TRAIN, DataFile
+from data.reading.access import OID, Access
+from data.reading.formats import is_data
+from data.reading.groups import DataFile
 
 NAME = re.compile(r"(?P<name>\w[\w.-]*(/[\w.-]+)?)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 """A data set; one split of its default configuration is read."""
@@ -33,8 +30,8 @@ HF = re.compile(
     r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"
 )
 """Some files of a data set, by path or pattern, in the notation of `huggingface_hub`."""
-COPY = "hf://datasets/{}@refs/convert/parquet/default/train/*.parquet"
-"""The copy in Parquet that the Hub makes of a data set."""
+UNUSED_OPTIONS = ("features", "keep_linebreaks", "sample_by")
+"""Options of a card that change no text here: it is read whole."""
 
 
 def hub_files(
@@ -52,11 +49,7 @@ def hub_files(
             "hf://datasets/owner/name@revision/folder/*.parquet."
         )
     name, api = named["name"], f"{constants.ENDPOINT}/api/datasets/{named['name']}"
-    commit = revision
-    if commit is None:
-        url = f"{api}/revision/{quote(named['revision'] or 'main', safe='')}"
-        is_none = " is neither a file here nor a data set that can be read: on the Hub it"
-        commit = str(_ask(access, source, url, is_none)[0]["sha"])
+    commit = revision or _commit(access, source, api, named["revision"] or "main")
     record = access.cache_dir / "streams" / digest_of(constants.ENDPOINT, source, commit, split)
     content = kept(record)
     if content is None:
@@ -65,15 +58,29 @@ def hub_files(
             paths = _matching(named["path"] or "", [*tree])
         else:
             paths = _paths_of_split(access, source, name, commit, split)
-        content = json.dumps(
-            [[path, *tree[path]] for path in sorted(paths) if path in tree]
-        ).encode()
+        content = json.dumps([[path, *tree[path]] for path in sorted(paths)]).encode()
         keep(record, content)
     base = f"{constants.ENDPOINT}/datasets/{name}/resolve/{quote(commit, safe='')}/"
     return commit, [
         DataFile(base + quote(path), path, size, OID + oid)
         for path, size, oid in json.loads(content)
     ]
+
+
+def _commit(access: Access, source: str, api: str, revision: str) -> str:
+    """The newest commit; without the Hub that of an earlier start. Raises DataError."""
+    record = access.cache_dir / "hub" / digest_of(constants.ENDPOINT, source)
+    url = f"{api}/revision/{quote(revision, safe='')}"
+    is_none = " is neither a file here nor a data set that can be read: on the Hub it"
+    try:
+        commit = str(_ask(access, source, url, is_none)[0]["sha"])
+    except DataError as error:
+        if (earlier := kept(record)) is None:
+            raise
+        access.say(f"warning: {source} is read as at an earlier start: {error}")
+        return earlier.decode()
+    keep(record, commit.encode())
+    return commit
 
 
 def _tree(access: Access, source: str, url: str | None) -> Iterator[tuple[str, tuple[int, str]]]:
@@ -111,62 +118,41 @@ def _matching(path: str, tree: list[str]) -> list[str]:
 
 def _paths_of_split(access: Access, source: str, name: str, commit: str, split: str) -> list[str]:
     """The files of a split of the default configuration, as `datasets` selects them."""
-    builder = access.until_answered(source, partial(_builder, source, name, commit))
-    files, of_hub = builder.config.data_files or {}, f"hf://datasets/{name}"
-    if split not in files:
-        remedy = "Set data.held_out_split to one of them, or to null."
-        if split == TRAIN:
-            remedy = f"Name its files: data.source={of_hub}/test*.parquet"
+    config = access.until_answered(source, partial(_config, name, commit), ": its configuration")
+    of_hub = f"hf://datasets/{name}"
+    if split not in config.data_files:
         raise DataError(
             f"data.source={source} has no split {split!r}. Its splits: "
-            f"{', '.join(map(str, files))}. {remedy}"
+            f"{', '.join(map(str, config.data_files))}. Set data.held_out_split to one of them, "
+            f"or name files of another split: data.source={of_hub}/test*.parquet"
         )
-    if reason := _needs_a_copy(builder):
+    if options := _options(config):
         raise DataError(
-            f"data.source={source} is not read: {reason}. Name the copy that the Hub converts to "
-            f"Parquet: data.source={COPY.format(name)}"
+            f"data.source={source} is not read: its card reads the files with "
+            f"{', '.join(options)}. Name the copy that the Hub converts to Parquet: data.source="
+            f"{of_hub}@refs/convert/parquet/default/{split}/*.parquet"
         )
-    return [str(url).removeprefix(f"{of_hub}@{commit}/") for url in files[split]]
+    return [str(url).removeprefix(f"{of_hub}@{commit}/") for url in config.data_files[split]]
 
 
-def _builder(source: str, name: str, commit: str) -> Any:
+def _config(name: str, commit: str) -> Any:
     """What `datasets` knows of the default configuration."""
     import datasets
-    from datasets.packaged_modules.cache.cache import Cache
 
-    try:
-        builder = datasets.load_dataset_builder(name, revision=commit)
-    except Exception as error:  # many unrelated types: of the Hub, the network, the builder
-        failure = failure_of(error)
-        of_network = isinstance(failure.cause, ConnectionError | httpx2.TransportError)
-        if failure.may_pass and (failure.status or failure.timed_out or of_network):
-            raise
-        remedy = f"{LOG_IN} Or name its files: data.source=hf://datasets/{name}/folder/*.parquet"
-        if isinstance(error, OSError) and error.errno:  # of the disk
-            remedy = "Name a folder on another disk in HF_HOME."
-        raise DataError(
-            f"data.source={source} has no default configuration that could be read from the Hub: "
-            f"{reason_of(error)}. {remedy}"
-        ) from error
-    if isinstance(builder, Cache):  # rows that `datasets` has cached, not the files
+    config = datasets.load_dataset_builder(name, revision=commit).config
+    if not config.data_files:  # rows that `datasets` has cached, as it cannot reach the Hub
         raise Unanswered("the Hub cannot be reached")
-    return builder
+    return config
 
 
-def _needs_a_copy(builder: Any) -> str:
-    """Why the files of a data set are not read as they are; empty if they are."""
+def _options(config: Any) -> list[str]:
+    """What a card says of how files are read, which is ignored here."""
     from datasets import BuilderConfig
 
-    urls = [str(url) for files in builder.config.data_files.values() for url in files]
-    if None in map(format_of, urls):
-        return "it has no texts and no tables of one format"
-    config, usual = vars(builder.config), vars(type(builder.config)())
-    # Texts are read whole, and the files of a split are known.
-    ignored = {"features", "keep_linebreaks", "sample_by", *vars(BuilderConfig())}
-    if all(suffixes(url)[0] == ".tsv" for url in urls):
-        ignored |= {"sep", "delimiter"}
-    if codecs.lookup(config.get("encoding") or "utf-8").name == "utf-8":
-        ignored |= {"encoding"}
-    given = {key: config[key] for key in config if config[key] != usual.get(key)}
-    options = [f"{key}={given[key]!r}" for key in given if key not in ignored]
-    return f"its card reads the files with {', '.join(options)}" if options else ""
+    usual = vars(type(config)())
+    ignored = {*UNUSED_OPTIONS, *vars(BuilderConfig())}
+    return [
+        f"{key}={value!r}"
+        for key, value in vars(config).items()
+        if key not in ignored and value != usual.get(key)
+    ]

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import fields, replace
 from operator import attrgetter
 
 from common.printable import reason_of, redact_urls
 from data.columns import TextColumn
-from data.errors import BadRow, BrokenText, DataError
+from data.errors import BadRow, BrokenText, DataError, cache_error
 from data.progress import Progress
 from data.reading.access import Access
+from data.reading.copies import copy_files
 from data.reading.files import find_files, format_of_all
-from data.reading.formats import format_of
-from data.reading.groups import TRAIN, DataFile, Group, Listing
-from data.reading.table import MOST_GROUP_BYTES, Format, Table, reader_of
+from data.reading.groups import HTTP, TRAIN, DataFile, Group, Listing
+from data.reading.table import Table, reader_of
 
 SAMPLE_BYTES = 1 << 16
 """Both ends of a local file, and its size, identify its content."""
 READERS = 16
-"""How many footers and headers are read at the same time."""
+"""How many footers are read at the same time."""
 FEW_FILES = 64
 """More remote files than these are not opened before their rows are read."""
-FIRST_REQUEST_BYTES = 1 << 18
-"""Requested at once to look at the columns of a file."""
-MOST_COLUMNS = 1000
-"""How many column names are collected for an error."""
+MOST_GROUP_BYTES = 4 << 30
+"""The most text that is streamed at once; a table that is prepared is read row by row."""
 
 VALUES = attrgetter(*(field.name for field in fields(Group)))
-
-
-def format_for(table: Table) -> Format:
-    """The module that reads a file; one with an unknown extension is a text."""
-    return reader_of(format_of(table.file.name) or "text")
 
 
 def list_source(
@@ -45,79 +37,63 @@ def list_source(
     access: Access,
     revision: str | None = None,
     split: str = TRAIN,
-    skip_broken: bool = False,
 ) -> Listing:
     """The files of `source` and their groups of rows, in the same order on every machine.
 
     A source is a folder, a path or a pattern of this machine; a data set of the Hub as `owner/name`
     or `owner/name@revision`, of which a `split` of the default configuration is read; files of it
-    as `hf://datasets/owner/name@revision/data/*.parquet`; or another URL: http(s), or what
-    fsspec has a file system for. `revision` is the commit of an earlier start. With `skip_broken` a
-    first file that is none is left to whoever reads it.
+    as `hf://datasets/owner/name@revision/data/*.parquet`; an http(s) URL, which is downloaded; or
+    what fsspec has a file system for. `revision` is the commit of an earlier start.
 
-    Raises DataError if there are no such files or if they cannot be streamed, and TextUnreachable
-    if a network or a server fails for longer than a start waits.
+    Raises DataError if there are no such files, and TextUnreachable if a network or a server fails
+    for longer than a start waits.
     """
-    name = redact_urls(source)
     with access.at_start(), Progress(access.say) as progress:
-        progress.doing(f"listing {name}")
+        return list_files(source, TextColumn(text_column), access, progress, revision, split)
+
+
+def list_files(
+    source: str,
+    column: TextColumn,
+    access: Access,
+    progress: Progress,
+    revision: str | None = None,
+    split: str = TRAIN,
+    copies: bool = False,
+) -> Listing:
+    """The listing of a source, see `list_source`; with `copies` all files are on this machine."""
+    name = redact_urls(source)
+    progress.doing(f"listing {name}")
+    try:
         commit, files = find_files(access, source, revision, split)
         kind = format_of_all(name, files)
-        progress.doing(f"listing {name}", len(files))
-        column = TextColumn(text_column)
-        unopened = sum(file.is_remote for file in files) > FEW_FILES
-        tables = [
-            Table(access, name, column, file, number, unopened=unopened)
-            for number, file in enumerate(files)
+        if HTTP.match(source) or (copies and any(file.is_remote for file in files)):
+            files = copy_files(access, name, files, progress)
+    except OSError as error:
+        raise cache_error(access.cache_dir, error) from error
+    listing = Listing(name, commit, kind, column, tuple(files), (), "")
+    with ThreadPoolExecutor(READERS) as pool:
+        groups = [
+            group for found in pool.map(groups_of, tables_of(listing, access)) for group in found
         ]
-        with suppress(*(BrokenText,) if skip_broken else ()):
-            check_columns(tables[0])
-        groups = _groups(tables, progress)
-        contents = [content_of(access, name, file) for file in files]
     if not groups:
-        raise DataError(f"data.source={name} is empty: it has no rows.")
-    digest = _fingerprint([kind, text_column], contents, files, groups)
-    return Listing(name, commit, kind, text_column, tuple(files), tuple(groups), digest)
+        raise DataError(f"data.source={listing.name} is empty: it has no rows.")
+    contents = [content_of(access, name, file) for file in files]
+    digest = _fingerprint([kind, column.name], contents, files, groups)
+    return replace(listing, groups=tuple(groups), fingerprint=digest)
 
 
-def check_columns(table: Table) -> None:
-    """Raise DataError if a file's first rows, header or footer lack the column."""
-    table = replace(table, ahead=FIRST_REQUEST_BYTES)
-    with table.decoding():
-        names = format_for(table).columns(table) if table.file.size else []
-    if names:
-        table.column.find(table.where, names)
-
-
-def _groups(tables: Sequence[Table], progress: Progress) -> list[Group]:
-    groups: list[Group] = []
-    pool = ThreadPoolExecutor(READERS)
-    try:
-        for of_file in pool.map(groups_of, tables):
-            groups += of_file
-            progress.done += 1
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return groups
+def tables_of(listing: Listing, access: Access) -> Iterator[Table]:
+    """The files of a listing, to be read."""
+    unopened = sum(file.is_remote for file in listing.files) > FEW_FILES
+    for number, file in enumerate(listing.files):
+        yield Table(access, listing.name, listing.column, file, number, unopened=unopened)
 
 
 def groups_of(table: Table) -> list[Group]:
     """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged."""
     with table.decoding():
-        groups = format_for(table).groups(table)
-    for group in groups:
-        # The size of a compressed text is known only once it is read.
-        if group.bytes > MOST_GROUP_BYTES and not table.file.is_compressed:
-            raise _too_large(table, group)
-    return groups
-
-
-def _too_large(table: Table, group: Group) -> BrokenText:
-    return table.broken(
-        f"the text of {table.place(group)} has more than {MOST_GROUP_BYTES / 1e9:.0f} GB, and is "
-        "read as a whole. Split it into several files (Parquet: smaller row groups), or set "
-        "data.streaming=false."
-    )
+        return reader_of(table.file).groups(table)
 
 
 def content_of(access: Access, source: str, file: DataFile) -> str:
@@ -148,17 +124,16 @@ def documents(
     """The number and the text of each row of a group that has one, with a final newline.
 
     All texts of tables are read here. Raises BrokenText for a bad row, or adds it to `left_out`, if
-    that is given; if the rest of the group cannot be decoded; and if the group is all of its file
-    and no row has the column, or a text.
+    that is given; if the rest of the group cannot be decoded; and if no row has the column.
     """
-    number, has_rows, has_column, has_text = 0, False, False, False
+    number, has_column = 0, False
     names: dict[str, None] = {}
 
     def place() -> str:
         return f"the part after {table.place(group, number)}" if number else table.place(group)
 
     with table.decoding(place):
-        for number, values in format_for(table).rows(table, group):
+        for number, values in reader_of(table.file).rows(table, group):
             try:
                 if isinstance(values, BadRow):
                     raise values
@@ -170,15 +145,13 @@ def documents(
                     raise table.broken(f"{row} cannot be read: {reason}.") from error
                 left_out.append(f"{row} ({reason_of(error)})")
                 continue
-            has_rows = True
             if not has_column:
                 has_column = bool(table.column.among(values))
-                names |= dict.fromkeys(values) if len(names) < MOST_COLUMNS else {}
+                names |= dict.fromkeys(values)
             if text:
-                has_text = True
                 yield number, text
-    if table.is_whole(group) and has_rows and not has_text:
-        raise table.no_text() if has_column else table.column.missing(table.where, names)
+    if names and not has_column:
+        raise table.column.missing(table.where, list(names))
 
 
 def read_group(
@@ -191,33 +164,23 @@ def read_group(
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
-    file, column = listing.files[group.file], TextColumn(listing.column)
-    table = Table(access, listing.name, column, file, group.file)
-    # Perhaps the file is fine and only arrived damaged, so it is fetched once more.
-    for is_last in (False, True) if file.is_remote else (True,):
-        try:
-            return _texts(table, group)
-        except BrokenText as error:
-            if is_last and not skip_broken:
-                remedy = "data.skip_broken=true leaves out what is broken."
-                raise BrokenText(f"{error} {remedy}") from error
-    texts: list[str] = []
-    bad: list[str] = []
+    file = listing.files[group.file]
+    table = Table(access, listing.name, listing.column, file, group.file)
+    if group.bytes > MOST_GROUP_BYTES:
+        raise DataError(
+            f"data.source={listing.name}: {table.place(group)} has more than "
+            f"{MOST_GROUP_BYTES / 1e9:.0f} GB of text, which is read as a whole. Split it into "
+            "several files (Parquet: smaller row groups), or set data.streaming=false."
+        )
+    left_out: list[str] = []
     try:
-        texts = _texts(table, group, bad)
+        texts = [text for _, text in documents(table, group, left_out if skip_broken else None)]
     except BrokenText as error:
-        bad = [f"{table.place(group)}: {reason_of(error)}"]
-    if bad:
-        others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
-        access.note_left_out(listing.name, bad[0] + others)
-    return texts
-
-
-def _texts(table: Table, group: Group, left_out: list[str] | None = None) -> list[str]:
-    texts, size = [], 0
-    for _, text in documents(table, group, left_out):
-        size += len(text)  # at least as many bytes
-        if size > MOST_GROUP_BYTES:
-            raise _too_large(table, group)
-        texts.append(text)
+        if not skip_broken:
+            remedy = "data.skip_broken=true leaves out what is broken."
+            raise BrokenText(f"{error} {remedy}") from error
+        texts, left_out = [], [f"{table.place(group)}: {reason_of(error)}"]
+    if left_out:
+        others = f" and {len(left_out) - 1:,} more after it" if len(left_out) > 1 else ""
+        access.note_left_out(listing.name, left_out[0] + others)
     return texts

@@ -6,38 +6,37 @@ records after the header, of Parquet the rows of the file.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from fsspec.spec import AbstractBufferedFile
 
 from common.printable import reason_of
-from common.shared_files import digest_of, keep, kept
 from data.columns import TextColumn
 from data.errors import BadRow, BrokenText, DataError
 from data.reading.access import Access
 from data.reading.formats import (
     BROKEN_COMPRESSION,
-    COMPRESSED_INSIDE,
     HEAD_BYTES,
+    PARQUET,
+    TEXT,
     decompressed,
     format_of,
-    other_format,
+    other_content,
 )
-from data.reading.groups import DataFile, Group
+from data.reading.groups import HTTP, DataFile, Group
 
 AHEAD_BYTES = 32 << 20
 """What is requested at once of a file that is read from its beginning to its end."""
 PIECE_BYTES = 1 << 20
 PACKED_RATIO = 3
 """About how much larger a compressed text is in memory."""
-MOST_ROW_BYTES = 256 << 20
-MOST_GROUP_BYTES = 4 << 30
-"""The most text that is streamed at once; a table that is prepared is read row by row."""
-UNREADABLE = (ValueError, NotImplementedError, *BROKEN_COMPRESSION)
+UNREADABLE = (ValueError, NotImplementedError, RecursionError, csv.Error, *BROKEN_COMPRESSION)
 """Errors of the decoders for a broken file; the first two are bases of those of pyarrow."""
 Row = tuple[int, Mapping[str, Any] | BadRow]
 """The number of a row, and its values by column, as `json`, `csv` and pyarrow return them.
@@ -50,10 +49,7 @@ class Format(Protocol):
     """What the module of a format provides."""
 
     def groups(self, table: Table) -> list[Group]:
-        """The groups of rows of a file, none if it has no rows.
-
-        Raises DataError if it lacks the column, where that is known before its rows are read.
-        """
+        """The groups of rows of a file, none if it has no rows."""
 
     def rows(self, table: Table, group: Group) -> Iterator[Row]:
         """The rows of a group in their order; a bad one as its error. Parquet has only the columns
@@ -63,13 +59,13 @@ class Format(Protocol):
         if the rest of the group cannot be decoded.
         """
 
-    def columns(self, table: Table) -> list[str]:
-        """The names of a file's columns; for JSON those of its first rows."""
 
+def reader_of(file: DataFile) -> Format:
+    """The module that reads a file, imported on first use: pyarrow takes a second.
 
-def reader_of(name: str) -> Format:
-    """The module that reads a format, imported on first use: pyarrow takes a second."""
-    return cast("Format", import_module(f"data.reading.{name}"))
+    A file with an unknown extension is a text.
+    """
+    return cast("Format", import_module(f"data.reading.{format_of(file.name) or TEXT}"))
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,6 @@ class Table:
     file: DataFile
     number: int = 0
     """The index of the file in its listing."""
-    ahead: int = AHEAD_BYTES
-    """How many bytes `open` requests at once."""
     unopened: bool = False
     """Whether its groups follow from its name and size alone: of many remote files, a request for
     each would take longer than the start, and meet the rate limit of the Hub."""
@@ -95,38 +89,23 @@ class Table:
         source, name = self.source, self.file.name
         return source if source.endswith(name) else f"{source}, {name}"
 
-    def read(self, begin: int, end: int) -> bytes | bytearray:
+    def read(self, begin: int, end: int) -> bytes:
         """Bytes of the file. Raises as `Access.read`."""
         return self.access.read(self.source, self.file, begin, end)
 
-    def open(self) -> tuple[IO[bytes], bytes]:
-        """The decompressed content, and its first bytes.
+    def open(self, ahead: int = AHEAD_BYTES, begin: int = 0) -> io.BufferedReader:
+        """The decompressed content; `ahead` bytes are requested at once, the first ones at `begin`.
 
-        Raises BrokenText if these are of another format, OSError or EOFError if it is not
-        compressed as its name says.
+        Raises BrokenText if it begins as no text does, OSError or EOFError if it is not compressed
+        as its name says.
         """
-        raw = FileRange(self, self.ahead)
-        head = decompressed(self.file.name, raw).read(HEAD_BYTES)
-        self.refuse_content(head)
-        raw.seek(0)  # opened anew, because not every decompressor can seek back
-        return decompressed(self.file.name, raw), head
-
-    def refuse_content(self, head: bytes) -> None:
-        """Raise BrokenText if the first bytes of the content are of another format."""
-        if what := other_format(head):
-            raise self.broken(f"{self.file.name} is not UTF-8 text, but {what}.")
-
-    def kept(self, kind: str, make: Callable[[], bytes]) -> bytes:
-        """Return what `make` returns; for a remote file, keep it on the disk for later starts."""
-        if not self.file.is_remote:
-            return make()
-        name = f"{digest_of(self.file.url, self.file.version)}.{kind}"
-        path = self.access.cache_dir / "streams" / name
-        content = kept(path)
-        if content is None:
-            content = make()
-            keep(path, content)
-        return content
+        raw = FileRange(self, ahead)
+        raw.seek(begin)
+        content: Any = decompressed(self.file.name, raw)
+        opened = io.BufferedReader(content, PIECE_BYTES)
+        if what := other_content(opened.peek(HEAD_BYTES)[:HEAD_BYTES]):
+            raise self.broken(f"{self.file.name} is {what}.")
+        return opened
 
     def whole(self) -> list[Group]:
         """The whole file as one group; none if it is empty."""
@@ -134,8 +113,7 @@ class Table:
 
     def parts(self, size: int) -> list[Group]:
         """The groups of rows that begin in each `size` bytes of the file."""
-        name = self.file.name
-        is_packed = self.file.is_compressed or format_of(name) in COMPRESSED_INSIDE
+        is_packed = self.file.is_compressed or format_of(self.file.name) == PARQUET
         ratio = PACKED_RATIO if is_packed else 1
         parts = []
         for index, begin in enumerate(range(0, self.file.size, max(size, 1))):
@@ -150,22 +128,12 @@ class Table:
     def place(self, group: Group, row: int = 0) -> str:
         """Row `row` of a group as a person finds it in its file; without one all of its rows."""
         name, first = self.file.name, group.first_row
-        is_counted = first is not None or not group.begin  # nobody counts the rows before a part
         if row:
+            is_counted = first is not None or not group.begin  # nobody counts those before a part
             from_there = "" if is_counted else f" from byte {group.begin:,} on"
             return f"row {(first or 0) + row:,} of {name}{from_there}"
-        if first is not None and group.rows is not None:
-            return f"rows {first + 1:,} to {first + group.rows:,} of {name}"
-        if self.is_whole(group):
-            return name
-        return f"the rows of {name} from byte {group.begin:,} to {group.end:,}"
-
-    def no_text(self) -> BrokenText:
-        """The error for a file without a text in any row."""
-        return self.broken(
-            f"no row of {self.file.name} has a text. Leave the file out, or name another column "
-            "with data.text_column."
-        )
+        is_whole = self.is_whole(group)
+        return name if is_whole else f"the part of {name} from byte {group.begin:,} on"
 
     @contextmanager
     def decoding(self, place: Callable[[], str] | None = None) -> Iterator[None]:
@@ -183,6 +151,8 @@ class Table:
 
     def broken(self, sentence: str) -> BrokenText:
         """The error for the file that is read."""
+        if HTTP.match(self.source):
+            sentence += f" It was downloaded to {self.file.url}: remove that to download it again."
         return BrokenText(f"data.source={self.source}: {sentence}")
 
 
@@ -198,15 +168,5 @@ class FileRange(AbstractBufferedFile):
         super().__init__(None, table.file.name, block_size=ahead, size=table.file.size)
         self._table = table
 
-    def holds(self, begin: int, end: int) -> bool:
-        """Whether these bytes are in memory. Of others, what is missing would replace the rest."""
-        return bool(self.cache.start <= begin and end <= self.cache.end)
-
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return bytes(self._table.read(start, end))
-
-
-def check_length(size: int) -> None:
-    """Raise ValueError if a row of this many bytes is too long."""
-    if size > MOST_ROW_BYTES:
-        raise ValueError(f"its row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")
+        return self._table.read(start, end)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from data.chunks import Part, with_final_newline
 from data.reading.groups import Group
@@ -22,16 +21,11 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
         yield 1, {table.column.name: text}
 
 
-def columns(table: Table) -> list[str]:
-    """The text."""
-    return [table.column.name]
-
-
 def text_parts(tables: Sequence[Table]) -> Iterator[Part]:
     """Files, each a document, decoded as UTF-8 in parts. Byte order marks are removed.
 
-    Every document ends with a newline, but a single file is not changed. Of several, an empty one
-    is no document.
+    Every document ends with a newline, but a single file is not changed. An empty one is no
+    document.
     """
     for table in tables:
         last = ""
@@ -39,31 +33,23 @@ def text_parts(tables: Sequence[Table]) -> Iterator[Part]:
             if last:
                 yield last, False
             last = text
-        if len(tables) > 1:
-            if not last:
-                continue
-            last = with_final_newline(last)
-        yield last, True
+        if last:
+            yield last if len(tables) == 1 else with_final_newline(last), True
 
 
 def _decoded(table: Table) -> Iterator[str]:
     """The text, in pieces. Raises BrokenText if it cannot be decoded."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, piece = 0, b"?"
-    has_begun = False  # a decompressor may give less than one character at first
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     with table.decoding():
-        content, _ = replace(table, ahead=PIECE_BYTES).open()
-        while piece:
-            piece = content.read(PIECE_BYTES)
-            undecoded = len(decoder.getstate()[0])
-            try:
-                text = decoder.decode(piece, final=not piece)
-            except UnicodeDecodeError as error:
-                raise table.broken(
-                    f"{table.file.name} is not UTF-8: byte {offset - undecoded + error.start} "
-                    "(counted from 0) is not valid. Convert it to UTF-8 first."
-                ) from error
-            if shown := text if has_begun else text.removeprefix("\ufeff"):
-                yield shown
-            has_begun |= text != ""
-            offset += len(piece)
+        content = table.open()
+        try:
+            while piece := content.read(PIECE_BYTES):
+                if text := decoder.decode(piece):
+                    yield text
+            decoder.decode(b"", final=True)  # raises for a part of a character
+        except UnicodeDecodeError as error:
+            wrong = error.object[error.start]
+            raise table.broken(
+                f"{table.file.name} is not UTF-8: byte 0x{wrong:02x} ({error.reason}). Convert it "
+                "to UTF-8, unpack it, or give it a name that says its format, such as .txt.gz."
+            ) from error

@@ -52,7 +52,6 @@ def list_stream(
             access,
             revision,
             split,
-            data.skip_broken,
         )
         for part, revision in zip(parts_of(data), revisions, strict=True)
     ]

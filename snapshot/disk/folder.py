@@ -241,11 +241,11 @@ def _verify_file(path: Path, size: int, digest: str) -> None:
 
 
 def newest_verified(
-    folders: Iterable[Path], check: Callable[[Path], object] = verify
+    root: Path, check: Callable[[Path], object] = verify
 ) -> tuple[Path | None, list[str]]:
-    """The first snapshot that passes `check`, and what is wrong with each before it."""
+    """The newest snapshot of `root` that passes `check`, and what is wrong with each newer one."""
     faults = []
-    for folder in folders:
+    for folder in snapshot_folders(root):
         try:
             check(folder)
         except SnapshotError as error:

@@ -243,7 +243,7 @@ def test_rows_without_conversations_are_refused_by_number(prepare, tmp_path, nam
 
 def test_other_sources_are_refused_with_what_they_have(prepare, tmp_path):
     (tmp_path / "a.txt").write_text("the run goes on")
-    with pytest.raises(DataError, match=r"needs rows with messages, and data.source=.*a\.txt is"):
+    with pytest.raises(DataError, match=r"needs a column messages, or .*a\.txt has: text\. Name"):
         prepare(tmp_path / "a.txt")
     with pytest.raises(
         DataError, match=r"data\.text_column=mesages is not a column of .*: messages"

@@ -1,16 +1,11 @@
 """Preparing a corpus: cache, split, fingerprint, and what a kill leaves behind."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import data.prepare
 from data.errors import DataError
 from data.prepare import MANY_DOCUMENTS
-from runs import ROOT
 from texts import TEXT, lines_file, parts_of, text_of, tokens_of, written
 
 
@@ -49,14 +44,6 @@ def test_one_document_is_split_at_the_fraction(prepare, tmp_path, val_fraction):
     assert len(corpus.held_out) == len(TEXT) - len(corpus.train)
 
 
-def test_few_documents_are_split_at_the_fraction_too(prepare, tmp_path):
-    documents = [f"document {i}" * 3 for i in range(MANY_DOCUMENTS - 1)]
-    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents))
-
-    assert corpus.info.documents == MANY_DOCUMENTS - 1
-    assert corpus.info.split == int(corpus.info.characters * 0.9)
-
-
 @pytest.mark.parametrize("val_fraction", [0.1, 0.5, 0.02, 0.97])
 @pytest.mark.parametrize("rows", [MANY_DOCUMENTS, 333])
 def test_many_documents_are_split_at_the_nearest_end_of_one(prepare, tmp_path, rows, val_fraction):
@@ -70,16 +57,6 @@ def test_many_documents_are_split_at_the_nearest_end_of_one(prepare, tmp_path, r
     assert corpus.info.split in inner
     assert abs(corpus.info.split - wanted) == np.abs(inner - wanted).min()
     assert parts_of(corpus)[0].endswith("\n")
-
-
-@pytest.mark.parametrize(("long", "val_fraction"), [(-1, 0.1), (0, 0.95)])
-def test_a_long_document_at_an_edge_is_not_cut_in_two(prepare, tmp_path, long, val_fraction):
-    documents = [f"document {i}\n" for i in range(MANY_DOCUMENTS)]
-    documents[long] = "long " * 500 + "\n"  # most of the text; the wanted cut is far inside it
-    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction=val_fraction)
-
-    ends = np.cumsum([len(document) for document in documents])
-    assert corpus.info.split in ends[:-1]
 
 
 def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):
@@ -145,69 +122,3 @@ def test_a_preparation_that_fails_leaves_nothing(prepare, tmp_path, monkeypatch)
     assert cached(tmp_path) == []
 
     assert prepare(tmp_path / "a.txt").info.characters == len(TEXT)
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-PREPARING = """
-import sys
-from pathlib import Path
-import data.corpus
-import common.shared_files
-import data.prepare
-import data.progress
-
-def say(word):
-    print(word, flush=True)
-    assert sys.stdin.readline() == "go\\n"
-
-def acquire(lock):
-    say("locking")
-    return really_acquired(lock)
-
-def build(*args):
-    say("building")
-    return really_build(*args)
-
-really_build, data.prepare.build = data.prepare.build, build
-really_acquired, common.shared_files.acquire = common.shared_files.acquire, acquire
-corpus = data.corpus.prepare_corpus(
-    sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2])
-)
-print(corpus.info.fingerprint, len(corpus.train))
-"""
-
-
-@pytest.mark.thorough
-def test_processes_that_prepare_together_share_one_corpus(tmp_path):
-    source = written(tmp_path / "a.txt", TEXT)
-    first, second = (
-        subprocess.Popen(
-            [sys.executable, "-c", PREPARING, str(source), str(tmp_path / "cache")],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    )
-
-    def go(process):
-        process.stdin.write("go\n")
-        process.stdin.flush()
-
-    assert first.stdout.readline() == "locking\n"
-    go(first)
-    assert first.stdout.readline() == "building\n"
-    assert second.stdout.readline() == "locking\n"  # it has seen that there is no corpus yet
-    go(second)
-    go(first)
-    answers = [process.communicate(timeout=120)[0] for process in (first, second)]
-
-    assert [process.returncode for process in (first, second)] == [0, 0]
-    assert answers[1] == answers[0]  # the second did not build
-    assert answers[0].split()[1] == str(int(len(TEXT) * 0.9))
-    assert len(cached(tmp_path)) == 1

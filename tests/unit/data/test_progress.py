@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from types import SimpleNamespace
 
@@ -12,11 +11,9 @@ import data.prepare
 import data.progress
 import data.reading.text
 import training.run.text
-from common.command import say_error
 from config.schema import Config
 from data.progress import Progress
 from texts import TEXT
-from training.reporting.console import make_output_lossy
 
 
 def test_what_is_quick_is_done_without_a_word(prepare, tmp_path, monkeypatch):
@@ -29,10 +26,8 @@ def test_what_is_quick_is_done_without_a_word(prepare, tmp_path, monkeypatch):
     assert not [thread for thread in threading.enumerate() if "_report" in thread.name]
 
 
-@pytest.mark.parametrize("pass_name", ["first", "second"])
-def test_a_preparation_that_takes_long_says_how_far_it_is(
-    prepare, tmp_path, monkeypatch, pass_name
-):
+@pytest.mark.parametrize("activity", ["reading", "encoding"])
+def test_a_preparation_that_takes_long_says_how_far_it_is(prepare, tmp_path, monkeypatch, activity):
     (tmp_path / "a.txt").write_text(TEXT)
     monkeypatch.setattr(data.progress, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(data.progress, "EVERY_SECONDS", 0.01)
@@ -42,7 +37,7 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(
 
     def say(line):
         lines.append(line)
-        if f"{pass_name} of two passes: " in line:
+        if f"{activity} {tmp_path / 'a.txt'}: " in line:
             said.set()
 
     really = data.reading.text._decoded
@@ -51,7 +46,7 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(
     def decoded(file):
         passes.append(file)
         for number, text in enumerate(really(file)):
-            if number == 5 and len(passes) == (1 if pass_name == "first" else 2):
+            if number == 5 and len(passes) == (1 if activity == "reading" else 2):
                 assert said.wait(timeout=60)
             yield text
 
@@ -73,9 +68,9 @@ def test_progress_is_in_percent_where_the_whole_is_known():
     assert progress.line() == "text      fetching http://x"
     progress.done = 3_200_000
     assert progress.line() == "text      fetching http://x: 3 MB"
-    progress.doing("preparing a.txt, first of two passes", unit="million characters")
+    progress.doing("reading a.txt", unit="million characters")
     progress.done = 12_000_000
-    assert progress.line().endswith("first of two passes: 12 million characters")
+    assert progress.line().endswith("reading a.txt: 12 million characters")
 
 
 def test_a_word_is_said_after_a_second_and_then_every_ten():
@@ -109,16 +104,3 @@ def test_one_process_of_each_machine_verifies_and_reports(monkeypatch, first):
 
     assert settings["verify"] is first
     assert (settings["say"] is not None) is first
-
-
-def test_a_reader_that_is_gone_does_not_stop_a_preparation(monkeypatch):
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "wb") as pipe, open(writing, "w", closefd=False) as gone:
-        monkeypatch.setattr("sys.stdout", gone)
-        monkeypatch.setattr("sys.stderr", gone)
-        with pytest.raises(BrokenPipeError):
-            pipe.raw.write(b"text      preparing")
-        make_output_lossy()  # as train.py does
-        say_error("text      preparing")
-        monkeypatch.undo()

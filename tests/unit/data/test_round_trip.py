@@ -92,7 +92,7 @@ def test_characters_that_a_normalizer_changes_are_named(tmp_path):
     assert found.lost == pytest.approx(lost / len(TEXT))
     assert found.bits_per_byte(1.0) is None
     rare = prepared(tmp_path, normalizing(), "①" + "the run goes on\n" * 20_000).info
-    assert "0.00038 % of" in rare.lost_in_words
+    assert "0.000381 % of" in rare.lost_in_words
     assert rare.bits_per_byte(1.0) is not None
     assert CorpusInfo(unknown=9996, tokens=10_000).lost_in_words.startswith("100 % of the tokens")
 

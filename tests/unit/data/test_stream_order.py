@@ -262,15 +262,6 @@ def test_a_file_that_two_sources_name_differently_is_held_out_in_both(tmp_path):
     assert alone.tolist() == [float(is_shared) for is_shared in shared]
 
 
-@pytest.mark.parametrize("pattern", ["data", "data/*.jsonl"])
-def test_a_file_and_a_link_to_it_in_one_source_are_refused(tmp_path, pattern):
-    folder = streams.lines_folder(tmp_path / "data", "a")
-    assert list_source(f"{folder}/**/**/*.jsonl", "text", Access(tmp_path)).files  # each once
-    (folder / "latest.jsonl").symlink_to("part-0.jsonl")
-    with pytest.raises(DataError, match=r"has one file twice, as .*latest"):
-        streams.corpus(tmp_path / "cache", tmp_path / pattern)
-
-
 def test_a_text_with_only_held_out_rows_is_refused(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     corpus = streams.corpus(tmp_path, folder, val_fraction=1.0)

@@ -65,10 +65,6 @@ def test_a_mix_has_sources_weights_and_columns():
             "data.mix=[{source:a,share:1}] is not a list such as 'data.mix=[{source",
         ),
         (["data.mix=a", OF_BYTES], "is not a list such as"),
-        (
-            ["data.streaming=true", OF_BYTES],
-            "data.source=python-docs, a text that comes with Python",
-        ),
         (["data.streaming=perhaps"], "data.streaming=perhaps is not true or false, or null"),
         ([TWO, OF_BYTES, "data.stream_cache_bytes=100000000"], "must be at least 512000000"),
     ],

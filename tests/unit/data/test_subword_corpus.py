@@ -189,7 +189,7 @@ def test_a_text_that_changes_between_the_passes_is_told(prepare, tmp_path, monke
         return found
 
     monkeypatch.setattr(data.prepare, "train_bpe", changed)
-    with pytest.raises(DataError, match="changed while it was read"):
+    with pytest.raises(DataError, match="has changed since"):
         prepare(source)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import threading
 import time
@@ -12,16 +11,14 @@ import pytest
 from huggingface_hub import constants
 
 from common import retries
-from common.failures import Unanswered
-from data.errors import BrokenText, DataError, Stopped, TextUnreachable
+from data.errors import BrokenText, DataError, TextUnreachable
 from data.reading import access as waiting
 from data.reading.access import Access
 from data.reading.parquet import _footer_of
 from data.reading.rows import list_source, read_group
 from hubs import lead_here
 from loopback_hub import LoopbackHub
-from loopback_texts import serving
-from stream_data import DATASET, ROWS, TEXTS, lines_of, parquet_of, publish_dataset, ranges_of
+from stream_data import DATASET, ROWS, TEXTS, lines_of, parquet_of, publish_dataset
 
 FILES = f"hf://datasets/{DATASET}/data"
 SECRET = "hf_aTokenThatNobodySees"
@@ -69,23 +66,23 @@ def texts_of(listing, access, **options):
 BOTH = [text for _, text in ROWS] * 2
 
 
-def test_a_listing_costs_a_request_a_file_and_a_group_one_range(dataset_hub, access, later):
+def test_a_listing_costs_a_footer_a_file_and_a_group_one_range(dataset_hub, access, later):
+    _footer_of.cache_clear()
     listing = list_source(FILES, "text", access)
-    ranges = [one for one in requests_of(dataset_hub) if one == "blob-get"]
-    assert len(ranges) == len(listing.files) == 2
+    assert requests_of(dataset_hub).count("blob-get") == len(listing.files) == 2
+    assert requests_of(dataset_hub).count("tree") == 1
     before = len(dataset_hub.requests)
     assert list_source(FILES, "text", later, listing.revision) == listing
-    assert len(dataset_hub.requests) == before
+    assert "tree" not in requests_of(dataset_hub, before)
 
-    _footer_of.cache_clear()
-    for group in listing.groups[:3]:
+    read_group(listing, listing.groups[0], later)
+    before = len(dataset_hub.requests)
+    for group in listing.groups[1:4]:
         read_group(listing, group, later)
     assert requests_of(dataset_hub, before) == ["resolve-get", "blob-get"] * 3
 
 
-def test_of_many_files_only_the_first_is_opened_before_its_rows_are_read(
-    dataset_hub, access, monkeypatch
-):
+def test_of_many_files_none_is_opened_before_its_rows_are_read(dataset_hub, access, monkeypatch):
     monkeypatch.setattr("data.reading.rows.FEW_FILES", 3)
     monkeypatch.setattr("data.reading.parquet.PART_BYTES", 3000)
     monkeypatch.setattr("data.reading.lines.GROUP_BYTES", 3000)
@@ -95,7 +92,7 @@ def test_of_many_files_only_the_first_is_opened_before_its_rows_are_read(
         publish_dataset(dataset_hub, {f"{kind}/{n}.{kind}": content for n in range(4)})
         before = len(dataset_hub.requests)
         listing = list_source(f"hf://datasets/{DATASET}/{kind}", "text", access)
-        assert requests_of(dataset_hub, before).count("blob-get") == 1
+        assert "blob-get" not in requests_of(dataset_hub, before)
         assert len(listing.groups) == (4 if kind == "json" else -(-len(content) // 3000) * 4)
         assert texts_of(listing, access) == BOTH * 2
 
@@ -145,9 +142,7 @@ def test_a_run_reads_the_commit_that_it_began_with(dataset_hub, access, tmp_path
     [
         ("refuse", {}),
         ("hang", {}),
-        ("reset", {}),
         ("truncated", {}),
-        ("status", {"status": 500}),
         ("status", {"status": 503}),
         ("status", {"status": 408}),
         ("status", {"status": 429}),
@@ -159,7 +154,7 @@ def test_a_request_that_fails_is_tried_again(dataset_hub, access, endpoint, kind
     assert texts_of(listing, access) == BOTH
 
 
-@pytest.mark.parametrize("headers", [{"Retry-After": "0.4"}, {"RateLimit": '"resolvers";r=0;t=1'}])
+@pytest.mark.parametrize("headers", [{"Retry-After": "1"}, {"RateLimit": '"resolvers";r=0;t=1'}])
 def test_a_server_that_asks_for_a_delay_gets_it(dataset_hub, access, headers):
     listing = list_source(FILES, "text", access)
     before = len(dataset_hub.requests)
@@ -167,7 +162,7 @@ def test_a_server_that_asks_for_a_delay_gets_it(dataset_hub, access, headers):
     read_group(listing, listing.groups[0], access)
     refused, tried = dataset_hub.requests[before : before + 2]
     assert refused.status == 429
-    assert 0.4 <= tried.time - refused.time < 10
+    assert 0.9 <= tried.time - refused.time < 10
 
 
 def test_a_start_waits_for_a_rate_limit_or_says_its_length(
@@ -185,7 +180,7 @@ def test_a_start_waits_for_a_rate_limit_or_says_its_length(
     limit["headers"] = {"Retry-After": "3000"}
     dataset_hub.fault("*", "status", times=None, **limit)
     with pytest.raises(TextUnreachable, match=r"HTTP 429.* a delay of 3,000 s.* 330 s") as error:
-        list_source(FILES, "text", access)
+        list_source(f"{FILES}/*", "text", access)
     assert "Check the network" not in str(error.value)
 
 
@@ -216,7 +211,7 @@ def test_a_wait_ends_when_the_run_does(dataset_hub, access, monkeypatch):
     access.say = lambda line: waits.set()
 
     def read():
-        with pytest.raises(Stopped):
+        with pytest.raises(TextUnreachable, match="ended"):
             read_group(listing, listing.groups[0], access)
         ended.set()
 
@@ -236,7 +231,7 @@ def test_neither_a_start_nor_a_run_waits_for_ever(dataset_hub, access, monkeypat
         listing = list_source(FILES, "text", access)
         dataset_hub.down()
         for read in (
-            lambda: list_source(FILES, "text", access),
+            lambda: list_source(f"{FILES}/*", "text", access),
             lambda: read_group(listing, listing.groups[0], access),
         ):
             with pytest.raises(
@@ -246,22 +241,6 @@ def test_neither_a_start_nor_a_run_waits_for_ever(dataset_hub, access, monkeypat
     monkeypatch.setattr(access, "_most_seconds", 0.3)
     with pytest.raises(TextUnreachable, match="cannot be reached"):
         read_group(listing, listing.groups[0], access, skip_broken=True)
-
-
-@pytest.mark.parametrize(("every", "lines"), [(0, 5), (60, 1)])
-def test_a_wait_is_one_line_a_minute(monkeypatch, every, lines):
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(waiting, "SHOWN_AFTER_SECONDS", 0)
-    monkeypatch.setattr(waiting, "SHOWN_EVERY_SECONDS", every)
-    shown, failures = [], iter(range(5))
-
-    def attempt():
-        if next(failures, None) is not None:
-            raise Unanswered("HTTP 503")
-
-    Access(None, shown.append).until_answered("a", attempt)
-    assert len(shown) == lines
-    assert shown[0] == "waiting for data.source=a, 0 s so far: HTTP 503"
 
 
 @pytest.mark.parametrize(
@@ -294,29 +273,6 @@ def test_a_token_that_was_renewed_is_read_anew(dataset_hub, access, monkeypatch)
     assert not any(SECRET in line for line in access.lines)
 
 
-def test_what_arrived_damaged_is_requested_once_more(dataset_hub, access):
-    listing = list_source(FILES, "text", access)
-    dataset_hub.fault("blob-get", "corrupted")
-    assert texts_of(listing, access) == BOTH
-
-
-def test_what_is_damaged_on_the_server_is_broken(dataset_hub, access):
-    listing = list_source(FILES, "text", access)
-    dataset_hub.fault("blob-get", "corrupted", times=None)
-    with pytest.raises(BrokenText, match=r"rows 1 to 40 of data/train-0\.parquet cannot be read"):
-        read_group(listing, listing.groups[0], access)
-    assert read_group(listing, listing.groups[0], access, skip_broken=True) == []
-
-
-@pytest.mark.parametrize("damage", [b"", b"nothing that was kept", None])
-def test_a_damaged_cache_of_footers_is_filled_again(dataset_hub, access, later, tmp_path, damage):
-    listing = list_source(FILES, "text", access)
-    for path in (tmp_path / "cache" / "streams").iterdir():
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] + b"x" if damage is None else damage)
-    assert list_source(FILES, "text", later, listing.revision) == listing
-
-
 def test_a_named_split_is_listed_at_the_same_commit(dataset_hub, access):
     files = {"data/validation-0.parquet": parquet_of(["held out"])}
     commit = publish_dataset(dataset_hub, files)
@@ -332,95 +288,16 @@ def test_a_named_split_is_listed_at_the_same_commit(dataset_hub, access):
         list_source(FILES, "text", access, split="test")
 
 
+def test_what_is_damaged_on_the_server_is_broken(dataset_hub, access):
+    listing = list_source(FILES, "text", access)
+    dataset_hub.fault("blob-get", "corrupted", times=None)
+    with pytest.raises(BrokenText, match=r"part of data/train-0\.parquet from byte .* be read"):
+        read_group(listing, listing.groups[0], access)
+    assert read_group(listing, listing.groups[0], access, skip_broken=True) == []
+
+
 def test_hf_hub_offline_is_respected(dataset_hub, access, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="HF_HUB_OFFLINE is set"):
         list_source(FILES, "text", access)
     assert dataset_hub.requests == []
-
-
-# A file behind a URL.
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """A server with ranges: its address, its files, its etags and what was asked."""
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
-    contents, etags, answers = {}, {}, []
-    with serving(lambda path: answers[0](path)) as (address, asked):
-        answers.append(ranges_of(contents, asked, etags))
-        yield address, contents, etags, answers
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
-def test_a_file_behind_a_url_is_read_in_ranges_without_secrets(served, access, tmp_path, name):
-    address, contents, _, _ = served
-    content = parquet_of() if name == "a.parquet" else lines_of(TEXTS)
-    contents[f"/{name}"] = gzip.compress(content) if name.endswith("gz") else content
-    listing = list_source(f"{address}/{name}?token={SECRET}", "text", access)
-    assert texts_of(listing, access) == [text for _, text in ROWS]
-    assert listing.name == f"{address}/{name}?***"
-    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert not any(SECRET.encode() in path.read_bytes() for path in kept)
-
-
-def test_what_has_arrived_is_not_requested_again(served, access):
-    address, contents, _, answers = served
-    contents["/a.jsonl"] = lines_of(TEXTS)
-    listing = list_source(f"{address}/a.jsonl", "text", access)
-    whole, ranges, cut = answers[0], [], [3]
-
-    def cut_in_half(path):
-        status, headers, (body,) = whole(path)
-        ranges.append(headers["Content-Range"])
-        cut[0] -= 1
-        return status, headers, [body[: len(body) // 2] if cut[0] >= 0 else body]
-
-    answers[0] = cut_in_half
-    assert texts_of(listing, access) == [text for _, text in ROWS]
-    begins = [int(one.removeprefix("bytes ").partition("-")[0]) for one in ranges]
-    size = listing.files[0].size
-    assert begins == [0, size // 2, size // 2 + (size - size // 2) // 2, begins[-1]]
-    assert begins[-1] > begins[-2]
-
-
-@pytest.mark.parametrize("change", ["etag", "longer", "shorter", "gone"])
-def test_a_file_that_changes_behind_its_url_ends_the_run(served, access, change):
-    address, contents, etags, _ = served
-    contents["/a.parquet"] = parquet_of()
-    listing = list_source(f"{address}/a.parquet?token={SECRET}", "text", access)
-    if change == "etag":
-        etags[f"/a.parquet?token={SECRET}"] = '"second"'
-    elif change == "gone":
-        contents.clear()
-    else:
-        contents["/a.parquet"] = parquet_of(TEXTS * 2) if change == "longer" else b"PAR1"
-    reason = "changed since the run listed it" if change != "gone" else r"not exist \(HTTP 404\)"
-    with pytest.raises(DataError, match=reason) as caught:
-        read_group(listing, listing.groups[-1], access, skip_broken=True)
-    assert SECRET not in str(caught.value)
-
-
-def test_a_server_without_ranges_is_reported_at_the_start(served, access):
-    address, _, _, answers = served
-    body = lines_of(TEXTS)
-    answers[0] = lambda path: (200, {"Content-Length": str(len(body))}, [body])
-    with pytest.raises(DataError, match=r"sends no byte ranges\. Set data\.streaming=false"):
-        list_source(f"{address}/a.jsonl", "text", access)
-
-
-def test_a_whole_file_in_place_of_a_range_is_a_passing_fault(served, access):
-    address, contents, _, answers = served
-    contents["/a.jsonl"] = body = lines_of(TEXTS)
-    ranged, whole = answers[0], []
-
-    def answer(path):
-        if whole and whole.pop():
-            return 200, {"Content-Length": str(len(body))}, [body]
-        return ranged(path)
-
-    listing = list_source(f"{address}/a.jsonl", "text", access)
-    whole[:] = [0, 1, 1, 1, 1]  # a server that has sent a range is not given up
-    answers[0] = answer
-    assert texts_of(listing, access) == [text for _, text in ROWS]
-    assert not whole
