@@ -373,9 +373,6 @@ class CausalLM(LanguageModel):
     def can_share_context(self) -> bool:
         return self._attends_in_rows
 
-    def use_varlen(self) -> None:
-        self.varlen = self._attends_in_rows
-
     def flops_per_token(self, block_size: int) -> float | None:
         if any(self.config.content.get(key) for key in EXPERTS):
             return None

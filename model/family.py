@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from model.attention import Rows, rows_of
 from model.context import Context
-from model.fp8 import convert
 from model.frozen import full_parameters
 from model.head import IGNORED, Head
 from model.layout import Layout
@@ -127,8 +126,6 @@ class LanguageModel(nn.Module, ABC):
     """Whether documents in a row are attended to by torch's variable-length kernel."""
     context: Context | None = None
     """The processes that share each sequence, if several do."""
-    fp8: str | None = None
-    """torchao's recipe, if linear layers multiply in fp8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,17 +242,7 @@ class LanguageModel(nn.Module, ABC):
 
     def use_varlen(self) -> None:
         """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""
-        self.varlen = True
-
-    def use_fp8(self, recipe: str, emulated: bool) -> None:
-        """Multiply in fp8 in linear layers of the blocks.
-
-        `recipe` is one of `model.fp8.RECIPES`; `emulated` computes on any device, slowly. Call this
-        after layers are frozen, and before the model is compiled or wrapped. Raises Fp8Error where
-        torchao is not installed, and if no layer can.
-        """
-        convert(self, self.blocks, recipe, emulated)
-        self.fp8 = recipe
+        self.varlen = self.can_share_context
 
     def matrices(self) -> dict[nn.Parameter, int]:
         """The weights of the linear layers in the blocks, and how many matrices each one joins.

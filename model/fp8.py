@@ -32,14 +32,19 @@ class Fp8Error(ValueError):
     """A model that cannot compute in fp8: a sentence with the entry, the value, the remedy."""
 
 
-def convert(model: nn.Module, blocks: nn.Module, recipe: str, emulated: bool) -> None:
-    """Have the linear layers of a model's blocks multiply in fp8; see `LanguageModel.use_fp8`."""
+def use_fp8(model: Any, recipe: str, emulated: bool) -> None:
+    """Have linear layers of the blocks of a `LanguageModel` multiply in fp8.
+
+    `recipe` is one of `RECIPES`; `emulated` computes on any device, slowly. Call this after layers
+    are frozen, and before the model is compiled or wrapped. Raises Fp8Error where torchao is not
+    installed, and if no layer can.
+    """
     if find_spec("torchao") is None:
         raise Fp8Error(f"mixed_precision: {FP8} needs torchao, which is not installed. {INSTALL}")
     first = next((one for one in model.modules() if isinstance(one, nn.Linear)), None)
     chosen = {
         one
-        for name, one in blocks.named_modules()
+        for name, one in model.blocks.named_modules()
         if one is not first and not is_adapter(name) and _can_convert(one)
     }
     if not chosen:

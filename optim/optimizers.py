@@ -36,22 +36,14 @@ class Settings(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
-    """Where an optimizer computes."""
-
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    """The dtype of the run's matrix products."""
-
-
-@dataclass(frozen=True)
 class Kind:
     """An optimizer, and what it keeps of each parameter from its first update on.
 
     All is float32, and enough to continue with new groups: snapshots hold nothing else.
     """
 
-    build: Callable[[Parts, Settings, Work], Optimizer]
+    build: Callable[[Parts, Settings, torch.device, torch.dtype], Optimizer]
+    """From what is trained, the keys, the device, and the dtype of the run's matrix products."""
     keeps: tuple[str, ...]
     """Names of what has one number for each weight."""
     counts: tuple[str, ...] = (STEP,)
@@ -85,16 +77,16 @@ class Kind:
         return len(self.keeps if self.of_matrices is None else self.of_matrices)
 
 
-def adamw(parts: Parts, settings: Settings, work: Work) -> AdamW:
+def adamw(parts: Parts, settings: Settings, device: torch.device, _: torch.dtype) -> AdamW:
     """AdamW (Loshchilov & Hutter, 2019) in one fused kernel, where torch has it for the device."""
     first, second = settings.betas
-    fused = work.device.type in ("cpu", "cuda", "xpu", "mps")
+    fused = device.type in ("cpu", "cuda", "xpu", "mps")
     groups = decayed_groups(parts, settings.weight_decay)
     # Bare AdamW would import torch's compiler, which takes a second at every start.
     return eager(AdamW)(groups, lr=settings.learning_rate, betas=(first, second), fused=fused)
 
 
-def muon(parts: Parts, settings: Settings, work: Work) -> Muon:
+def muon(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dtype) -> Muon:
     """Muon for the matrices of the blocks, AdamW for all other parameters."""
     groups = [
         {
@@ -105,7 +97,7 @@ def muon(parts: Parts, settings: Settings, work: Work) -> Muon:
         for number in sorted(set(parts.values()) - {0})
     ]
     others = {one: 0 for one, joined in parts.items() if not joined}
-    return Muon(adamw(others, settings, work), groups, work.device, work.dtype)
+    return Muon(adamw(others, settings, device, dtype), groups, device, dtype)
 
 
 OPTIMIZERS: dict[str, Kind] = {

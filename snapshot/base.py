@@ -136,7 +136,10 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
     """
     found, is_run = source.fetch_model(SMALL), source.is_run
     folder, contents = found.path, found.contents
-    names = set(contents.files) if contents is not None and not is_run else _names(folder)
+    with readable(folder):
+        names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if contents is not None and not is_run:
+        names = set(contents.files)
     _refuse_other_files(named, names, with_weights and not is_run)
     if contents is None:
         return Base(named, str(folder), folder)
@@ -147,11 +150,6 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
     is_commit = commit and place.endswith(f"@{commit}")
     name = f"{contents.store.name}@{commit[:12]}" if is_commit else place
     return Base(named, name, folder, place, work)
-
-
-def _names(path: Path) -> set[str]:
-    with readable(path):
-        return {file.name for file in path.iterdir()} if path.is_dir() else set()
 
 
 def _refuse_other_files(named: str, names: Collection[str], with_weights: bool) -> None:

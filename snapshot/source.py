@@ -45,8 +45,6 @@ from store.store import BRANCH, PREFIX
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """The name of a repo from before the Hub's repos had owners, such as gpt2."""
 TIMEOUT_SECONDS = 60.0
-LARGEST_SMALL_BYTES = 64 << 20
-"""Of a file that is read before the weights; the largest tokenizers have 40 MB."""
 SMALL_FILE = re.compile(
     "|".join(map(re.escape, (CONFIG, *TOKENIZER_FILES, CHAT_TEMPLATE, GENERATION)))
     + rf"|{MORE_TEMPLATES}/[^/]+\.jinja"
@@ -90,10 +88,7 @@ class Source:
         if self.contents is not None:
             return fetch_newest(self.contents, root, wanted, refuse)
         assert self.path is not None
-        if not self.is_run:
-            check_snapshot(self.path)
-            return Fetched(self.path)
-        newest, faults = newest_verified(self.folders()[0].parent, check_snapshot)
+        newest, faults = newest_verified(self.folders(), check_snapshot)
         if newest is None:
             raise SnapshotError(f"{self.path} has no whole snapshot: {'; '.join(faults)}")
         return Fetched(newest)
@@ -102,20 +97,17 @@ class Source:
         """The model in it: of a run as `fetch` does, or the files of any other.
 
         `wanted` is SMALL for configuration and tokenizer, or INFERENCE. Raises SnapshotError if
-        there is none or a file is damaged or absurdly large, and StoreError.
+        there is none or a file is damaged, and StoreError.
         """
         if self.is_run:
             return self.fetch(wanted=wanted)
         if self.contents is None:
             return Fetched(self.path or Path())
-        digests = {}
-        for name, file in self.contents.files.items():
-            is_small = SMALL_FILE.fullmatch(name)
-            if is_small and file.size > LARGEST_SMALL_BYTES:
-                limit = f"over the limit of {LARGEST_SMALL_BYTES:,}"
-                raise SnapshotError(f"{name} has {file.size:,} bytes, {limit}.")
-            if is_small or (wanted is INFERENCE and WEIGHTS.fullmatch(name)):
-                digests[name] = file.sha256
+        digests = {
+            name: file.sha256
+            for name, file in self.contents.files.items()
+            if SMALL_FILE.fullmatch(name) or (wanted is INFERENCE and WEIGHTS.fullmatch(name))
+        }
         work = partial(download, self.contents, digests)
         return Fetched(with_retries(work), self.contents)
 

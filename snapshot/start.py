@@ -17,6 +17,7 @@ from snapshot.disk.folder import (
     manifest_sha256,
     newest_verified,
     remove_leftovers,
+    snapshot_folders,
     snapshots_in,
     step_of,
 )
@@ -126,7 +127,7 @@ def has_steps(run_dir: Path) -> bool:
 
 def _own_newest(root: Path, own: RunStore | None, refuse: StateCheck) -> Start:
     """The newest whole snapshot of this run, on this disk or in its store."""
-    newest, faults = newest_verified(root, check_snapshot)
+    newest, faults = newest_verified(snapshot_folders(root), check_snapshot)
     state = None if newest is None else read_state(newest)
     start = Start(newest, state, f"{newest}, the newest of this run").skipping(faults)
     if own is not None:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from config.schema import ConfigError, OptimConfig
 from model.family import LanguageModel
 from model.layout import is_frozen
-from optim.optimizers import OPTIMIZERS, Work
+from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES
 from training.distributed.accelerator import grads_in_buckets
 from training.distributed.launcher import on_cpu
@@ -112,7 +112,7 @@ def make_optimizer(
     Raises ConfigError for a group with a rate of its own.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    optimizer = OPTIMIZERS[optim.name].build(model.layout().parts(), optim, Work(device, dtype))
+    optimizer = OPTIMIZERS[optim.name].build(model.layout().parts(), optim, device, dtype)
     for group in optimizer.param_groups:
         if group["lr"] != optim.learning_rate:
             raise ConfigError(

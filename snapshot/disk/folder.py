@@ -241,11 +241,11 @@ def _verify_file(path: Path, size: int, digest: str) -> None:
 
 
 def newest_verified(
-    root: Path, check: Callable[[Path], object] = verify
+    folders: Iterable[Path], check: Callable[[Path], object] = verify
 ) -> tuple[Path | None, list[str]]:
-    """The newest snapshot of `root` that passes `check`, and what is wrong with each newer one."""
+    """The first snapshot that passes `check`, and what is wrong with each before it."""
     faults = []
-    for folder in snapshot_folders(root):
+    for folder in folders:
         try:
             check(folder)
         except SnapshotError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ FLOATS = ("F64", "F32", "BF16", "F16")
 LFS_POINTER = b"version https://git-lfs"
 
 
-@contextmanager
-def open_tensors(path: Path) -> Iterator[Any]:
+def open_tensors(path: Path) -> Any:
     """A safetensors file, whose header safetensors has checked. Raises SnapshotError.
 
     It is read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
@@ -42,11 +41,9 @@ def open_tensors(path: Path) -> Iterator[Any]:
             raise SnapshotError(f"{path} is a pointer of Git LFS: run `git lfs pull` in its folder")
         if int.from_bytes(beginning[:8], "little") > LARGEST_JSON_BYTES:
             raise SnapshotError(f"{path} is not a safetensors file, or its header is too long")
-        tensors = safe_open(path, "pt", backend="pread")
+        return safe_open(path, "pt", backend="pread")
     except (OSError, SafetensorError) as error:
         raise SnapshotError(f"{path} is not a whole safetensors file: {error}") from error
-    with tensors:
-        yield tensors
 
 
 def files_of(folder: Path, prefix: str) -> dict[Path, set[str] | None]:

@@ -97,14 +97,7 @@ def versions() -> dict[str, str]:
 
 def read_state(folder: Path) -> RunState:
     """Read `state.json` of a verified snapshot. Raises SnapshotError if it is not valid."""
-    state = state_in(read_json(folder / STATE), str(folder))
-    if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
-        raise SnapshotError(f"{folder} holds step {state.step}, not the step of its name")
-    return state
-
-
-def state_in(content: Any, folder: str) -> RunState:
-    """The content of `state.json`. Raises SnapshotError, which names `folder`, if it is invalid."""
+    content = read_json(folder / STATE)
     found = content.get("format_version") if isinstance(content, dict) else None
     if type(found) is int and found == 1:
         raise SnapshotError(
@@ -119,7 +112,10 @@ def state_in(content: Any, folder: str) -> RunState:
     for name, hint in hints.items():
         if not matches(content.get(name), getattr(hint, "__metadata__", [hint])[0]):
             raise SnapshotError(f"{folder}/{STATE} has no valid {name}")
-    return RunState(**{name: content.get(name) for name in hints})
+    state = RunState(**{name: content.get(name) for name in hints})
+    if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
+        raise SnapshotError(f"{folder} holds step {state.step}, not the step of its name")
+    return state
 
 
 def token_unit(data: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ def words(small, base, *more):
 CONFIGS = {
     "code of its own": (
         {"model_type": "nobody", "auto_map": {"AutoModel": "x.Y"}},
-        "needs code from its repo (auto_map)",
+        "code of a repo is never executed",
     ),
     "layers of several sizes": (
         {

@@ -46,7 +46,7 @@ STOCK = {
 def add(monkeypatch, name: str, kind: Kind, build=None) -> None:
     """Add an optimizer to the registry, as docs/how-the-code-is-organised.md says."""
 
-    def of_torch(parts, settings, work):
+    def of_torch(parts, settings, device, dtype):
         return getattr(torch.optim, name)(decayed_groups(parts, 0.0), lr=settings.learning_rate)
 
     monkeypatch.setitem(OPTIMIZERS, name, replace(kind, build=build or of_torch))
@@ -124,7 +124,7 @@ def test_what_an_optimizer_keeps_is_its_row_of_the_registry(monkeypatch, tmp_pat
 def test_a_rate_of_a_group_is_refused_and_a_factor_is_used(monkeypatch):
     entry = {"lr": 0.1}
 
-    def build(parts, settings, work):
+    def build(parts, settings, device, dtype):
         groups = decayed_groups(parts, 0.0)
         groups[0] |= entry
         return torch.optim.SGD(groups, lr=settings.learning_rate)

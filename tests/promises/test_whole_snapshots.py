@@ -70,7 +70,7 @@ def test_damage_is_found_and_named(copied_run, name):
     damage(folder / file)
     with pytest.raises(SnapshotError, match=sentence.replace(".", r"\.")):
         verify(folder)
-    newest, faults = newest_verified(copied_run / "snapshots")
+    newest, faults = newest_verified(snapshot_folders(copied_run / "snapshots"))
     assert newest == runs.snapshot(copied_run, 20)
     assert len(faults) == 1
 
@@ -126,7 +126,7 @@ def breaks_and_is_mended(small, run_dir: Path, break_it, mend_it) -> None:
         says = break_it()
         said += read_until(lines, "could not be written")
         warning = said[-1]
-        newest, faults = newest_verified(run_dir / "snapshots")
+        newest, faults = newest_verified(snapshot_folders(run_dir / "snapshots"))
         # The next one may be tried right now.
         runs.wait_until(lambda: not list((run_dir / "snapshots").glob(".tmp-*")), process)
         mend_it()

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from config.schema import OptimConfig
 from model.sharded import gather_full, local_part, slices_of
 from optim import muon
-from optim.optimizers import OPTIMIZERS, Work
+from optim.optimizers import OPTIMIZERS
 
 CPU = torch.device("cpu")
 SIZES = [*[(5, 7, 1)] * 10, (3, 8, 1), (6, 16, 3), (48, 16, 3), (16, 16, 1), (1, 9, 1)]
@@ -56,7 +56,7 @@ def trained(mesh=None) -> list[torch.Tensor]:
         fully_shard(model, mesh=mesh[of_data])
     parts = {one: joined for one, (*_, joined) in zip(model.matrices, SIZES, strict=True)}
     parts |= dict.fromkeys(model.others, 0) | {model.without_gradient: 1}
-    optimizer = OPTIMIZERS["muon"].build(parts, OptimConfig(learning_rate=1e-3), Work(CPU))
+    optimizer = OPTIMIZERS["muon"].build(parts, OptimConfig(learning_rate=1e-3), CPU, torch.float32)
     for _ in range(STEPS):
         for one in [*model.matrices, *model.others]:
             whole, one.grad = torch.randn(one.shape), torch.zeros_like(one)

@@ -34,7 +34,7 @@ from config.schema import Config, ConfigError, RunConfig, TrainConfig, refuse_un
 from data.split import Split
 from model.context import Context
 from model.family import LanguageModel
-from model.fp8 import Fp8Error
+from model.fp8 import Fp8Error, use_fp8
 from training.distributed.launcher import (
     fp8_recipe,
     fsdp_requested,
@@ -297,7 +297,7 @@ def convert_to_fp8(model: LanguageModel) -> None:
     if (recipe := fp8_recipe()) is None:
         return
     try:
-        model.use_fp8(recipe, emulated=on_cpu())
+        use_fp8(model, recipe, emulated=on_cpu())
     except Fp8Error as error:
         raise ConfigError(str(error)) from error
 

@@ -79,33 +79,22 @@ def threads(monkeypatch) -> list[int]:
     return used
 
 
-def test_a_run_in_a_container_takes_threads_for_its_own_cores(threads):
+@pytest.mark.parametrize(
+    ("processes", "before", "after"),
+    [("1", 64, 4), ("2", 64, 2), ("1", 4, 4), ("1", 3, 3)],
+)
+def test_processes_share_the_cores_of_the_container(threads, monkeypatch, processes, before, after):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    threads.append(before)
     fit_threads()
-    assert threads == [64, 4]
-    fit_threads()
-    assert threads == [64, 4]
+    assert threads[-1] == after
 
 
-def test_processes_share_what_the_container_may_use(threads, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    fit_threads()
-    assert threads == [64, 2]
-
-
-def test_fewer_threads_than_allowed_stay(threads):
-    threads.append(3)
-    fit_threads()
-    assert threads[-1] == 3
-
-
-def test_a_run_on_a_gpu_keeps_its_threads(threads, monkeypatch):
+def test_a_run_on_a_gpu_keeps_its_threads_and_commands_on_a_cpu_take_no_more(threads, monkeypatch):
     monkeypatch.setattr(training.run.kernels, "on_cpu", lambda: False)
     fit_threads()
     assert threads == [64]
-
-
-def test_commands_that_compute_on_a_cpu_take_no_more(threads):
     usable_device("cpu")
     assert threads == [64, 4]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from families import FAMILIES
 from model.causal_lm import CausalLMConfig
-from model.fp8 import RECIPES, TENSORWISE, Fp8Error, fp8_layers
+from model.fp8 import RECIPES, TENSORWISE, Fp8Error, fp8_layers, use_fp8
 from model.gpt import GPTConfig
 from model.lora import hidden
 from model.recompute import SELECTIVE
@@ -42,10 +42,9 @@ def step(model: nn.Module, ids: torch.Tensor = IDS) -> tuple[torch.Tensor, list[
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_layers_in_fp8_are_those_of_accelerate(name):
     ours, theirs = CONFIGS[name].build(), CONFIGS[name].build()
-    ours.use_fp8(TENSORWISE, emulated=True)
+    use_fp8(ours, TENSORWISE, emulated=True)
     convert_model_to_fp8_ao(theirs)
     assert names_in_fp8(ours) == names_in_fp8(theirs)
-    assert ours.fp8 == TENSORWISE
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -54,7 +53,7 @@ def test_every_product_of_these_layers_is_in_fp8_and_nearly_that_of_bf16(recipe)
     model = CONFIGS["our GPT"].build().train()
     parameters = dict(model.named_parameters())
     loss, gradients = step(model)
-    model.use_fp8(recipe, emulated=True)
+    use_fp8(model, recipe, emulated=True)
 
     assert [*model.named_parameters()] == [*parameters.items()]  # the same objects
     of_each = 2 if recipe == "rowwise_with_gw_hp" else 3
@@ -71,7 +70,7 @@ def test_every_product_of_these_layers_is_in_fp8_and_nearly_that_of_bf16(recipe)
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_any_number_of_tokens_is_computed(tokens):
     model = CONFIGS["our GPT"].build()
-    model.use_fp8(TENSORWISE, emulated=True)
+    use_fp8(model, TENSORWISE, emulated=True)
     loss, _ = step(model, IDS[:1, :tokens])
     assert loss.isfinite()
 
@@ -82,7 +81,7 @@ def test_what_is_computed_again_has_the_same_bits(way):
     for kind in (False, way):
         torch.manual_seed(0)
         model = GPTConfig(**SIZES, activation_checkpointing=kind).build().train()
-        model.use_fp8(TENSORWISE, emulated=True)
+        use_fp8(model, TENSORWISE, emulated=True)
         found.append(step(model))
     assert torch.equal(found[0][0], found[1][0])
     assert all(map(torch.equal, found[0][1], found[1][1]))
@@ -93,17 +92,17 @@ def test_other_layers_stay_in_16_bits():
     model.blocks[2].mlp.c_fc = nn.Linear(64, 64)
     model.blocks[2].mlp.c_proj = nn.Linear(64, 64)
     model.blocks[2].mlp.c_proj.requires_grad_(False)
-    model.use_fp8(TENSORWISE, emulated=True)
+    use_fp8(model, TENSORWISE, emulated=True)
     assert names_in_fp8(model) == ["transformer.h.2.mlp.c_fc"]
 
 
 def test_a_model_without_such_a_layer_is_refused():
     model = CausalLMConfig.read(FAMILIES["gpt2"]).build()  # its layers are transformers' Conv1D
     with pytest.raises(Fp8Error, match=r"None is left\. Set mixed_precision: bf16"):
-        model.use_fp8(TENSORWISE, emulated=True)
+        use_fp8(model, TENSORWISE, emulated=True)
     model = CONFIGS["our GPT"].build()
     model.blocks.requires_grad_(False)
     with pytest.raises(Fp8Error, match=r"frozen ones .* None is left\."):
-        model.use_fp8(TENSORWISE, emulated=True)
+        use_fp8(model, TENSORWISE, emulated=True)
     with hidden("torchao"), pytest.raises(Fp8Error, match="needs torchao"):
-        CONFIGS["our GPT"].build().use_fp8(TENSORWISE, emulated=True)
+        use_fp8(CONFIGS["our GPT"].build(), TENSORWISE, emulated=True)

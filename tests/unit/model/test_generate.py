@@ -49,12 +49,9 @@ def plain_generation(model, prompt, new_tokens, seed=0, **settings):
         ({"temperature": 0.5}, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),  # squares of the above
         ({"temperature": 0.0}, [0, 1, 0, 0]),
         ({"temperature": 0.0, "top_k": 2, "top_p": 0.1}, [0, 1, 0, 0]),
-        ({"top_k": 1}, [0, 1, 0, 0]),
         ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
-        ({"top_k": 4}, [0.1, 0.4, 0.2, 0.3]),
         ({"top_k": 99}, [0.1, 0.4, 0.2, 0.3]),
         ({"top_p": 0.01}, [0, 1, 0, 0]),
-        ({"top_p": 0.35}, [0, 1, 0, 0]),
         ({"top_p": 0.65}, [0, 4 / 7, 0, 3 / 7]),
         ({"top_p": 0.75}, [0, 4 / 9, 2 / 9, 3 / 9]),
         ({"top_p": 1.0}, [0.1, 0.4, 0.2, 0.3]),
@@ -98,7 +95,7 @@ def test_half_precision_logits_give_whole_probabilities():
         torch.testing.assert_close(probabilities.sum(), torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("length", [1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
 @pytest.mark.parametrize(
     "settings",
     [{"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 5, "top_p": 0.9}],
@@ -136,18 +133,12 @@ def test_within_the_block_each_token_costs_one_position(model):
     assert lengths == [3, 1, 1, 1, 1, 1, BLOCK, BLOCK]
 
 
-def test_a_block_of_one_position_works():
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=V, block_size=1, n_layer=1, n_head=1, n_embd=4)).eval()
-
-    assert tokens_of(model, prompt_of(2), 5).shape == (1, 5)
-
-
 def test_the_seed_alone_decides_the_draw(model):
     prompt = prompt_of(3)
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = tokens_of(model, prompt, 20, seed=7)
+    assert list(generate(model, prompt, 0)) == []
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
 
@@ -155,26 +146,14 @@ def test_the_seed_alone_decides_the_draw(model):
     assert not torch.equal(tokens_of(model, prompt, 20, seed=8), first)
 
 
-def test_no_new_tokens_are_none(model):
-    assert list(generate(model, prompt_of(2), 0)) == []
-
-
-def test_a_model_in_training_generates_without_dropout(model):
-    expected = tokens_of(model, prompt_of(3), 20, seed=2)
-    model.train()
-    try:
-        assert torch.equal(tokens_of(model, prompt_of(3), 20, seed=2), expected)
-    finally:
-        model.eval()
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("end", ["all", "left early"])
-def test_the_model_is_left_in_the_mode_it_came_in(model, training, end):
+def test_there_is_no_dropout_and_the_mode_stays(model, training, end):
+    expected = tokens_of(model.eval(), prompt_of(3), 5)
     model.train(training)
     try:
         if end == "all":
-            tokens_of(model, prompt_of(3), 5)
+            assert torch.equal(tokens_of(model, prompt_of(3), 5), expected)
         else:
             tokens = generate(model, prompt_of(3), 5)
             next(tokens)
@@ -186,8 +165,8 @@ def test_the_model_is_left_in_the_mode_it_came_in(model, training, end):
         model.eval()
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 3, "top_p": 0.9}])
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}])
+@pytest.mark.parametrize("weight", [float("nan"), -float("inf"), 3e38])
 def test_weights_that_are_broken_get_a_sentence(weight, settings):
     """Also where the most likely token is taken, which an argmax would give for anything."""
     torch.manual_seed(0)

@@ -80,7 +80,7 @@ def test_a_model_that_is_downloaded_in_part_names_what_is_missing(tmp_path):
 def test_an_unreadable_snapshot_is_passed_over_in_a_sentence(run_dir, closed):
     (run_dir / "snapshots" / "step-00000002" / closed).chmod(0)
     with as_anybody():
-        newest, faults = newest_verified(run_dir / "snapshots", check_snapshot)
+        newest, faults = newest_verified(snapshot_folders(run_dir / "snapshots"), check_snapshot)
     assert newest == run_dir / "snapshots" / "step-00000001"
     assert "cannot be read: Permission denied" in faults[0]
 

@@ -12,7 +12,7 @@ import hubs
 import runs
 from config.compose import load_config
 from small_snapshots import trained, write
-from snapshot.disk.folder import manifest_sha256, newest_verified
+from snapshot.disk.folder import manifest_sha256, newest_verified, snapshot_folders
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
 from store.errors import StoreUnreachable
@@ -67,7 +67,7 @@ def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
     named = write(second / "snapshots", 5, *trained(5))
     with pytest.raises(SnapshotError, match="is already further, at step 1"):
         choose_start(first, str(named))
-    assert newest_verified(first / "snapshots")[0].name == "step-00000001"
+    assert newest_verified(snapshot_folders(first / "snapshots"))[0].name == "step-00000001"
 
 
 def for_all(seconds: float = 5.0):
