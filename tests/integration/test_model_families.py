@@ -19,7 +19,6 @@ from model.causal_lm import CausalLMConfig
 from model.families import ARCHITECTURES, build_model
 from model.generate import generate
 from model.gpt import GPTConfig
-from planning.fake_trace import Shape, traced_update
 from small_snapshots import state_at
 from snapshot.base import open_base
 from snapshot.comparison import compare_logits
@@ -183,18 +182,6 @@ def test_a_run_keeps_how_many_documents_a_row_holds(name):
 
     assert rows_of(0, None) == rows_of(3, "several") == "several"
     assert rows_of(3, "one") == "one"
-
-
-@EACH
-@pytest.mark.parametrize(
-    "shape",
-    [Shape("cpu", "no"), Shape("cpu", "no", packed=True), Shape("cuda", "bf16", 2, 2)],
-    ids=["cpu", "packed", "fsdp"],
-)
-def test_it_is_planned(name, shape):
-    totals = traced_update(SIZES[name], 1, shape).totals()
-    weights = sum(one.numel() for one in made(name).parameters())
-    assert totals.sum(axis=1).max() > 3 * 4 * weights / shape.shards
 
 
 def test_every_size_of_our_gpt_is_a_key():

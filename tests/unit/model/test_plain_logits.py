@@ -9,7 +9,6 @@ import torch.nn.functional as F
 import families
 from model.causal_lm import PLAIN_LOGITS, CausalLM, CausalLMConfig
 from model.head import IGNORED, Head
-from planning.allocation_log import LiveBytes
 
 SMALL = {
     **families.ROTARY,
@@ -91,22 +90,6 @@ def test_in_16_bits_the_loss_stays_close(dtype):
         in_chunks, whole = model(ids, targets), loss_of_logits(model, ids, targets)
     assert in_chunks.dtype == torch.float32
     torch.testing.assert_close(in_chunks, whole, rtol=1e-2, atol=0)
-
-
-def test_a_chunk_of_logits_has_its_bound(monkeypatch):
-    """With less memory for a chunk there are more of them, and the loss is the same."""
-    model, (ids, targets) = built(MODELS["llama of families"]), batch(8, 48)
-    losses, peaks = [], []
-    for most in (1 << 30, 8 * 320 * 4):
-        monkeypatch.setattr("model.head.LOGIT_BYTES", most)
-        with LiveBytes() as tracker:
-            loss = model(ids, targets)
-            loss.backward()
-        losses.append(loss.item())
-        peaks.append(tracker.totals().sum(axis=1).max())
-        model.zero_grad()
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert peaks[1] < peaks[0]
 
 
 def test_rows_that_align_the_product_count_nowhere(monkeypatch):

@@ -21,8 +21,7 @@ from optim.muon import ITERATIONS, PARTS, orthogonalized
 from sealed import seal
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import read_json, write_json
-from snapshot.disk.model import layout_for, model_config
-from snapshot.disk.tensors import snapshot_bytes
+from snapshot.disk.model import model_config
 from snapshot.errors import SnapshotError
 from training.step import make_optimizer
 
@@ -212,16 +211,6 @@ def test_a_snapshot_of_another_optimizer_is_refused(single, tmp_path):
     seal(folder)
     with pytest.raises(SnapshotError, match="momentum_buffer', which the model does not have"):
         check_snapshot(folder)
-
-
-def test_a_snapshot_of_frozen_parameters_has_no_moments_of_them():
-    """tests/integration/test_seams.py counts those of every optimizer."""
-    layout, model = layout_for(SIZES), GPT(SIZES)
-    layout.freeze(["*.h.0.*"])
-    every, frozen = (
-        sum(one.numel() for one in part.parameters()) for part in (model, model.blocks[0])
-    )
-    assert snapshot_bytes(layout, "adamw") == 12 * every - 8 * frozen
 
 
 @pytest.mark.thorough
