@@ -113,7 +113,8 @@ class ProvenSession(Session):
         super().open(model)
         if self._uploads is not None and self.task.ended_by == IN_UPLOAD:
             # When the contents of a snapshot are in the store, before anybody sees it there.
-            self._uploads._store._refuse_moved = lambda *_: _die()  # type: ignore
+            for next_call in ("_refuse_moved", "_commit"):  # of files, and of a repo
+                setattr(self._uploads._store, next_call, lambda *_: _die())
 
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard

@@ -220,6 +220,11 @@ def _bucket_write_token(call: Call) -> Answer:
     return _token(call, writable(call, BUCKETS + call.names["repo"])[0], "write")
 
 
+@answers("xet-read-token", "GET", "/api/buckets/{repo}/xet-read-token")
+def _bucket_read_token(call: Call) -> Answer:
+    return _token(call, readable(call, BUCKETS + call.names["repo"]), "read")
+
+
 def _token(call: Call, holder: Repo | Bucket, scope: str) -> Answer:
     hub = call.hub
     expires = int(time.time() + hub.xet_token_seconds)
