@@ -108,8 +108,6 @@ class UploadTarget:
     attempt_id: str
     known_latest: Latest | None = None
     """The newest snapshot at the start; None if there was none, or the store was not read."""
-    ended_attempts: Collection[str] = ()
-    """Earlier attempts of this run that are known to be over."""
     records: Callable[[int], dict[str, bytes]] = lambda step: {}
     """The run's records of the steps up to one, by path in the store. May raise OSError and
     ValueError."""
@@ -123,7 +121,6 @@ class Attempt:
     def __init__(self, target: UploadTarget) -> None:
         self._target, self._store, self._policy = target, target.store, target.policy
         self._run_id, self._attempt_id = target.run_id, target.attempt_id
-        self._over = {attempt[:8] for attempt in target.ended_attempts}
         self.fence = Fence(
             target.store.name,
             target.run_id,
@@ -313,18 +310,17 @@ class Attempt:
         return [path for path in left if _is_as_named(head.files[path], entries.get(path))]
 
     def _cut_off(self, latest: Latest, head: Head, add: Collection[str]) -> list[str]:
-        """What uploads have left that were cut off: ours, and those of attempts that are over.
+        """What uploads of this attempt have left that failed, and gave way to a newer snapshot.
 
         Only files that have the name of one of this snapshot: all else there is somebody's.
         """
         names = {path.rpartition("/")[2] for path in add if path.startswith(f"{latest.folder}/")}
         half = snapshot_folders(head.files) - set(folders_in(head.files)) - {latest.folder}
-        over = {*self._over, self._attempt_id[:8]}
         return [
             path
             for path in head.files
             if (folder := path.rpartition("/")[0]) in half
-            and attempt_in(folder) in over
+            and attempt_in(folder) == self._attempt_id[:8]
             and path.rpartition("/")[2] in names
         ]
 

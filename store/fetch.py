@@ -96,16 +96,15 @@ class Contents:
 
         None if the store belongs to a run, or is new.
         """
-        if self.fault is not None and WRITTEN_BY_010 in self.fault:
-            return f"{self.store.key} cannot be used: {self.fault}, and name another store."
         if self.fault is not None:
-            return (
-                f"{self.store.key} cannot be used: {self.fault}, so no run of this project is "
-                "known to own it. Name one that is new or empty. If a run owns it, restore that "
-                "file, or "
-                f"continue from its snapshots with snapshot.resume={self.store.url}, another "
-                "run.name and a new store."
-            )
+            remedy = "and name another store"
+            if WRITTEN_BY_010 not in self.fault:
+                remedy = (
+                    "so no run of this project is known to own it. Name one that is new or empty. "
+                    "If a run owns it, restore that file, or continue from its snapshots with "
+                    f"snapshot.resume={self.store.url}, another run.name and a new store"
+                )
+            return f"{self.store.key} cannot be used: {self.fault}, {remedy}."
         if foreign := self.store.foreign_file(self.files):
             return (
                 f"{self.store.key} holds {foreign}, which no run of this project uploaded. Name "

@@ -1,4 +1,4 @@
-"""Stores of plain files, without commits: any file system of fsspec, a disk, a bucket of the Hub.
+"""Stores of plain files, without commits: any file system of fsspec, and a disk.
 
 Such a store cannot change several files at once, so the order is what makes an upload safe:
 contents, manifest.json, latest.json, then deletions.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,23 +19,20 @@ from typing import Any
 
 from huggingface_hub import constants
 
-from common.hub_client import hub_api, open_xet_session
+from common.hub_client import hub_api
 from common.printable import redact_urls
-from snapshot.disk.folder import SYSTEM_FILES, flush, sha256_of
+from snapshot.disk.folder import SYSTEM_FILES, flush, sha256_of, write_whole
 from snapshot.errors import SnapshotError
 from store.errors import NoFile, StoreError, StoreMissing, StoreMoved, StoreUnreachable
 from store.latest import FOLDER, LATEST, METRICS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
-RECORDS = (METRICS,)
-PART = ".partial-"
-"""How a file of a disk begins until all of it is there."""
-BUCKETS = f"{PREFIX}buckets/"
-"""How the URL of a bucket of the Hub begins."""
+UNFINISHED = ".new"
+"""How the name of a small file of a disk ends until all of it is there."""
 
 
 class Files(Store):
-    """A folder of any file system that fsspec can open: S3, GCS, Azure, ..."""
+    """A folder of any file system that fsspec can open: S3, GCS, a bucket of the Hub, ..."""
 
     def __init__(self, url: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds that a request waits for data.
@@ -47,6 +43,8 @@ class Files(Store):
         self.url = url.rstrip("/")
         self.name = self.server = redact_urls(self.url)
         self.key = f"hub.url={self.name}"
+        if url.startswith(PREFIX):
+            hub_api(timeout)  # which bounds the requests of its file system, too
         self._fs = _file_system(url.partition("://")[0], self.name)
         self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
 
@@ -55,7 +53,7 @@ class Files(Store):
 
     def beside(self, suffix: str) -> str:
         """The URL of a folder next to it, or in it where it is a whole bucket."""
-        is_bucket = "/" not in self._root
+        is_bucket = self._root.count("/") == (2 if self.url.startswith(PREFIX) else 0)
         return f"{self.url}/{suffix.lstrip('-')}" if is_bucket else super().beside(suffix)
 
     def create(self, private: bool) -> None:
@@ -66,19 +64,17 @@ class Files(Store):
         with suppress(NoFile):
             self.ask(partial(self._fs.rm, self._root, recursive=True))
 
-    def is_private(self) -> bool:
-        """Whether only the run's user can see it; True where only its owner knows."""
-        return True
-
     def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
-        """The present files. The token is the hash of `latest.json`."""
-        private = self.is_private()
+        """The present files. The token is the hash of `latest.json`.
+
+        Who may read a store of files is its owner's business, so it counts as private.
+        """
         try:
             sizes = self.list_files()
         except NoFile as error:
             raise StoreMissing(f"{self.name} does not exist. Create it.", error.short) from error
         files = {path: RemoteFile(size) for path, size in sorted(sizes.items())}
-        head = Head("", private, files)
+        head = Head("", True, files)
         latest = self.read(head, LATEST) if LATEST in files else b""
         return replace(head, token=sha256(latest).hexdigest())
 
@@ -197,8 +193,8 @@ class Files(Store):
         """
         known = {path for path in paths if FOLDER.fullmatch(path) or path == LATEST}
         for path in sorted(set(paths) - known):
-            is_known = path.startswith(PART) or (known and path in RECORDS)
-            if not (is_known or SYSTEM_FILES.fullmatch(path.rpartition("/")[2])):
+            is_record = known and path.removesuffix(UNFINISHED) in (LATEST, METRICS)
+            if not (is_record or SYSTEM_FILES.fullmatch(path.rpartition("/")[2])):
                 return path
         return None
 
@@ -232,21 +228,16 @@ class Disk(Files):
         return self.ask(sizes)
 
     def write(self, path: str, source: Path | bytes) -> None:
-        """Write a file, which appears under its name when all of it is on the disk."""
-        target, part = Path(self._at(path)), Path(self._at(f"{PART}{uuid.uuid4().hex[:8]}"))
+        """Write a file to the disk. A small one appears under its name when all of it is there."""
+        target = Path(self._at(path))
 
         def write() -> None:
-            try:
-                if isinstance(source, bytes):
-                    part.write_bytes(source)
-                else:
-                    shutil.copyfile(source, part)
-                flush([part])
-                target.parent.mkdir(parents=True, exist_ok=True)
-                part.replace(target)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(source, bytes):
+                write_whole(target, source)
+            else:
+                shutil.copyfile(source, target)
+                flush([target])
 
         self.ask(write, _size_of(source))
 
@@ -257,37 +248,6 @@ class Disk(Files):
             Path(self._at(path)).parent.rmdir()
 
 
-class Bucket(Files):
-    """A bucket of the Hub, or a folder in one."""
-
-    def __init__(self, url: str, timeout: float = 60.0) -> None:
-        """`url`: `hf://buckets/owner/name`; `timeout`: seconds that a request waits for data."""
-        self._api = hub_api(timeout)
-        super().__init__(url, timeout)
-        self.server = "the Hub"
-        self._id = "/".join(self._root.split("/")[1:3])
-
-    def is_private(self) -> bool:
-        """Whether only its owner can see it."""
-        return bool(self.ask(partial(self._api.bucket_info, self._id)).private)
-
-    def create(self, private: bool) -> None:
-        """Create the bucket, if it does not exist."""
-        self.ask(partial(self._api.create_bucket, self._id, private=private, exist_ok=True))
-
-    def remove(self) -> None:
-        """Remove the bucket, or the folder in one."""
-        if self._root != f"buckets/{self._id}":
-            super().remove()
-        else:
-            self.ask(partial(self._api.delete_bucket, self._id, missing_ok=True))
-
-    def write(self, path: str, source: Path | bytes) -> None:
-        """Write a file, which may exist, through Xet."""
-        open_xet_session()
-        super().write(path, source)
-
-
 def _size_of(source: Path | bytes) -> int:
     return len(source) if isinstance(source, bytes) else source.stat().st_size
 
@@ -295,12 +255,8 @@ def _size_of(source: Path | bytes) -> int:
 def _file_system(protocol: str, name: str) -> Any:
     """A file system that reads listings always anew: another attempt may have changed them."""
     import fsspec  # only for such a store
-    from fsspec.registry import known_implementations
 
     try:
         return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True)
-    except ValueError as error:
-        raise SnapshotError(f"{name} cannot be opened: fsspec has no {protocol}://.") from error
-    except ImportError as error:
-        package = known_implementations[protocol]["class"].partition(".")[0]
-        raise SnapshotError(f"{name} needs a package: pip install {package}") from error
+    except (ValueError, ImportError) as error:  # which names the package to install
+        raise SnapshotError(f"{name} cannot be opened by fsspec: {error}.") from error

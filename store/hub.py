@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import wait
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Semaphore
 
@@ -26,8 +25,6 @@ from store.latest import METRICS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
 CARD = "README.md"
-MOST_FILES = 100_000
-"""More than any run has; a longer listing is cut off."""
 OWN_FILES = {CARD, ".gitattributes"}
 """Files that a repo may hold before a run uploads to it."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -114,13 +111,10 @@ class Hub(Store):
         return str(info.sha), bool(info.private)
 
     def _files(self, commit: str) -> dict[str, RemoteFile]:
-        def listed() -> list[huggingface_hub.hf_api.RepoFile | huggingface_hub.hf_api.RepoFolder]:
-            tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
-            return list(islice(tree, MOST_FILES))
-
+        tree = partial(self._api.list_repo_tree, self.repo_id, recursive=True, revision=commit)
         return {
             entry.path: RemoteFile(entry.size, entry.lfs.sha256 if entry.lfs else None)
-            for entry in self.ask(listed)
+            for entry in self.ask(lambda: list(tree()))
             if isinstance(entry, huggingface_hub.RepoFile)
         }
 

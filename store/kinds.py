@@ -11,17 +11,19 @@ from pathlib import Path
 
 from snapshot.disk.folder import visible
 from snapshot.errors import SnapshotError
-from store.files import BUCKETS, Bucket, Disk, Files
+from store.files import Disk, Files
 from store.hub import REPO_ID, Hub
 from store.store import BRANCH, PREFIX, Store
 
+BUCKETS = f"{PREFIX}buckets/"
+"""How the URL of a bucket of the Hub begins."""
 NAMED_FILES = re.compile(
     rf"{BUCKETS}{REPO_ID.pattern}(/.*)?|(?!{PREFIX})[a-z][a-z0-9+.-]*://.+", re.IGNORECASE
 )
 """A store of files: a bucket of the Hub, or any other URL."""
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
 KINDS: dict[str, Callable[[str, float], Store]] = {
-    BUCKETS: Bucket,
+    BUCKETS: Files,
     PREFIX: Hub,
     "file://": Disk,
     "local://": Disk,

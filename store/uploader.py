@@ -210,11 +210,12 @@ class Uploader:
             self._changed.notify_all()
         if lasts or not (is_first or isinstance(error, StoreMoved)):
             again = f"every {REPROBE_SECONDS / 60:.0f} minutes" if lasts else "again"
-            self._warn_once(
-                error,
-                f"uploads wait: {str(error).rstrip('.')}. Training continues; snapshots stay in "
-                f"{upload.folder.parent}, and the upload is tried {again}.",
-            )
+            if error.short not in self._warned:
+                self._warned.add(error.short)
+                self._notify(
+                    f"uploads wait: {str(error).rstrip('.')}. Training continues; snapshots stay "
+                    f"in {upload.folder.parent}, and the upload is tried {again}."
+                )
         pause = max(self._delay * JITTER.uniform(0.5, 1.5), error.retry_after or 0.0)
         self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)
         self._pause(REPROBE_SECONDS if lasts else min(pause, LONGEST_DELAY_SECONDS))
@@ -226,11 +227,6 @@ class Uploader:
                 self._changed.wait_for(lambda: False, min(seconds, FLUSH_DELAY_SECONDS))
             else:
                 self._changed.wait_for(lambda: self._flushing, seconds)
-
-    def _warn_once(self, error: StoreError, text: str) -> None:
-        if error.short not in self._warned:
-            self._warned.add(error.short)
-            self._notify(text)
 
     def _notify(self, text: str) -> None:
         with self._changed:

@@ -23,7 +23,6 @@ from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from store.errors import StoreError
-from store.files import Bucket
 from store.kinds import open_store
 from store.latest import remote_folder
 from training.run import start
@@ -138,12 +137,15 @@ def another_run(hub) -> None:
 
 def bucket_of_another_run(hub) -> None:
     another_run(hub)
+    for name in ("me/run", "me/other"):
+        hub.create_bucket(name)
     hubs.upload(open_store("hf://buckets/me/run", 60.0), runs.snapshot(Path("out/other"), 10))
 
 
 def bucket_of_notes(hub) -> None:
-    hub.create_bucket("me/notes", True)
-    Bucket("hf://buckets/me/notes", 60.0).write("notes.txt", b"mine")
+    for name in ("me/notes", "me/new"):
+        hub.create_bucket(name)
+    open_store("hf://buckets/me/notes", 60.0).write("notes.txt", b"mine")
 
 
 def write_curves(hub) -> None:
@@ -282,12 +284,6 @@ FOLLOWED = {
         bucket_of_notes,
         f"{NEW} {BUCKET}/notes",
         ("Name one that is new or empty", nothing, f"{NEW} {BUCKET}/new", None),
-    ),
-    "a public bucket": (
-        lambda hub: hub.create_bucket("me/public", private=False),
-        f"{NEW} {BUCKET}/public",
-        ("Make it private, name another, or allow", nothing, f"{NEW} {BUCKET}/another", None),
-        ("", nothing, f"{NEW} {BUCKET}/public {OPEN}", None),
     ),
 }
 """By case: what has happened, a command that is refused, and how each advice in the sentence is

@@ -83,7 +83,9 @@ def test_a_planted_fault_is_found(small, tmp_path, fault):
 
 @pytest.fixture(params=["repo", "bucket"])
 def words_of_store(request, hub):
-    """The words of a run whose store is on the loopback Hub."""
+    """The words of a run whose store is on the loopback Hub, where a bucket must exist."""
+    if request.param == "bucket":
+        hub.create_bucket("me/run")
     return {"repo": ["hub.repo_id=me/run"], "bucket": ["hub.url=hf://buckets/me/run"]}[
         request.param
     ]
@@ -91,7 +93,8 @@ def words_of_store(request, hub):
 
 @pytest.mark.slow
 def test_a_store_is_proven_and_left_as_it_was(small, tmp_path, hub, words_of_store):
-    """The run's own place is never asked for, nor created."""
+    """The run's own place is never asked for, nor created, and a bucket is left empty."""
+    before = hub.names()
     words = [*small, *words_of_store, "hub.timeout_seconds=5"]
     result, content, lines = prove(runs.ROOT, tmp_path, words, changes=hub.environment())
     assert result.returncode == 0, result.stdout
@@ -99,7 +102,8 @@ def test_a_store_is_proven_and_left_as_it_was(small, tmp_path, hub, words_of_sto
     for name in ("rights in the store", "upload", "killed in an upload", "resumed from the store"):
         assert lines[name]["status"] == "green"
     assert lines["same bits from the store"]["status"] == "green"
-    assert hub.names() == []
+    assert hub.names() == before
+    assert not any(hub.repo(name).files for name in before)
 
 
 @pytest.mark.slow

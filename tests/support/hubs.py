@@ -86,7 +86,6 @@ def uploader(
     *,
     run_id: str = "run",
     attempt_id: str = "attempt",
-    ended: tuple[str, ...] = (),
     seen: Latest | None = None,
     keep: int = 3,
     milestone_every: int | None = None,
@@ -97,9 +96,7 @@ def uploader(
     """The uploads of an attempt, as often as it can."""
     policy = Policy(keep, 0.0, private, takeover, milestone_every)
     hub = hub or Hub(REPO, 5.0)
-    return Uploader(
-        UploadTarget(hub, policy, run_id, attempt_id, seen, ended, was_read=not unknown)
-    )
+    return Uploader(UploadTarget(hub, policy, run_id, attempt_id, seen, was_read=not unknown))
 
 
 def seen() -> Latest | None:

@@ -30,9 +30,7 @@ from training.reporting.trackers import FOLDER as TRACKERS
 
 EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
-ATTEMPTS = "attempts.txt"
-"""The ids of the attempts that uploaded from the directory, to compare with latest.json."""
-WRITTEN = (CONFIG_FILE, METRICS, ATTEMPTS, CURVES, TRACKERS, LOCK)
+WRITTEN = (CONFIG_FILE, METRICS, CURVES, TRACKERS, LOCK)
 WAIT_SECONDS = 30.0
 """How long to wait for a process that is just ending, with a snapshot to write first."""
 
@@ -64,19 +62,6 @@ def holds_run(run_dir: Path) -> bool:
     snapshots = snapshot_folders(snapshots_in(run_dir))
     has_snapshot = any((folder / MANIFEST).is_file() for folder in snapshots)
     return has_snapshot or read_config(run_dir / CONFIG_FILE) is not None
-
-
-def record_attempt(run_dir: Path, attempt_id: str) -> frozenset[str]:
-    """Record that an attempt uploads from a directory; returns the attempts that did before it.
-
-    They are over: one process at a time trains in a directory.
-    """
-    before: frozenset[str] = frozenset()
-    with suppress(OSError, ValueError):
-        before = frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
-    with suppress(OSError), open(run_dir / ATTEMPTS, "a", encoding="utf-8") as opened:
-        opened.write(f"{attempt_id}\n")
-    return before
 
 
 def may_hold_code(path: Path) -> bool:

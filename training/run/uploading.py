@@ -22,7 +22,6 @@ from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.curves import CURVES
 from training.run.records import metrics_for_upload
-from training.run.run_dir import record_attempt
 from training.run.stopping import LAST_WORDS_SECONDS, Signals
 
 
@@ -55,7 +54,6 @@ def begin_uploads(
             state.run_id,
             state.attempt_id,
             start.known_latest,
-            record_attempt(run_dir, state.attempt_id),
             partial(metrics_for_upload, config),
             start.contents is not None,
         )

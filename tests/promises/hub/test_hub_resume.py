@@ -153,22 +153,6 @@ def test_another_text_is_refused_and_what_is_downloaded_serves_the_right_one(
 
 
 @pytest.mark.thorough
-def test_the_newer_wins_wherever_it_is(finished_run, small, tmp_path, hub):
-    here = shutil.copytree(finished_run, tmp_path / "a")
-    hubs.seed(hub, runs.snapshot(here, 10), runs.snapshot(here, 20))  # the Hub missed the last
-    words = overrides(small, *hubs.words(here))
-    newer_here = runs.train(*words, "train.max_steps=40", **hub.environment())
-    assert newer_here.returncode == 0, newer_here.stderr
-    assert "step-00000030, the newest of this run; me/run has step 20" in newer_here.stdout
-    assert hubs.step_of(hub) == 40
-    there = overrides(small, *hubs.words(tmp_path / "b"), "train.max_steps=50")
-    assert runs.train(*there, **hub.environment()).returncode == 0
-    newer_there = runs.train(*words, "train.max_steps=60", **hub.environment())
-    assert "newer than step 40 here" in newer_there.stdout
-    assert runs.metrics(here)[-1]["step"] == 60
-
-
-@pytest.mark.thorough
 def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small, tmp_path, hub):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     hubs.seed(hub, runs.snapshot(run_dir, 10))

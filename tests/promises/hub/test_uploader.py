@@ -18,8 +18,8 @@ import hubs
 import runs
 from loopback_hub import LoopbackHub
 from store.attempt import Best
-from store.files import Bucket
 from store.hub import Hub
+from store.kinds import open_store
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -122,7 +122,7 @@ def test_no_request_is_cut_off_when_the_store_is_named_again():
     Hub(hubs.REPO, 5.0)
     client = get_session()
     Hub("me/model", 5.0)
-    Bucket("hf://buckets/me/run", 5.0)
+    open_store("hf://buckets/me/run", 5.0)
     assert get_session() is client
     assert not client.is_closed
     assert client.timeout.read == 5.0

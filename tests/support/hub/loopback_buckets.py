@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from loopback_repos import as_date, page, readable, writable, writer
+from loopback_repos import as_date, page, readable, writable
 from loopback_server import Answer, Call, answers, json_answer
 from loopback_store import BUCKETS, Bucket, Stored
 
@@ -20,25 +20,6 @@ def _readable(call: Call) -> Bucket:
 
 def _writable(call: Call) -> Bucket:
     return writable(call, BUCKETS + call.names["repo"])[0]
-
-
-@answers("bucket-create", "POST", "/api/buckets/{repo}")
-def _create(call: Call) -> Answer:
-    bucket_id = call.names["repo"]
-    writer(call, bucket_id.partition("/")[0])
-    answer = {"url": f"{call.hub.endpoint}/{BUCKETS}{bucket_id}"}
-    if call.hub.repo(BUCKETS + bucket_id) is not None:
-        error = "You already created this bucket"
-        return json_answer({"error": error, **answer}, 409, X_Error_Message=error)
-    private = call.body.json().get("visibility") == "private"
-    call.hub.create_bucket(bucket_id, private)
-    return json_answer(answer)
-
-
-@answers("bucket-delete", "DELETE", "/api/buckets/{repo}")
-def _delete(call: Call) -> Answer:
-    call.hub.delete(_writable(call).id)
-    return json_answer({})
 
 
 @answers("bucket-info", "GET", "/api/buckets/{repo}")

@@ -177,19 +177,3 @@ def _delete_large(call: Call) -> Answer:
 @answers("validate-yaml", "POST", "/api/validate-yaml")
 def _validate_yaml(call: Call) -> Answer:
     return json_answer({"errors": [], "warnings": []})
-
-
-@answers("commits", "GET", "/api/models/{repo}/commits/{revision}")
-def _commits(call: Call) -> Answer:
-    repo = readable(call)
-    lines = [
-        {
-            "id": commit.id,
-            "title": commit.title,
-            "message": commit.message,
-            "authors": [{"user": commit.author}],
-            "date": as_date(commit.date),
-        }
-        for commit in repo.history(commit_meant(call, repo))
-    ]
-    return page(call, lines)

@@ -85,7 +85,10 @@ def test_a_latest_json_on_a_full_disk_leaves_the_old_one(root, monkeypatch):
 
 def test_files_of_file_managers_are_nobody_s(root):
     store = Disk(f"file://{root}", 5.0)
-    names = (".DS_Store", "Thumbs.db", "._latest.json", ".nfs00000001", ".partial-0123abcd")
-    assert store.foreign_file([*names, *(f"{FOLDER}/{name}" for name in names[:4])]) is None
+    names = (".DS_Store", "Thumbs.db", "._latest.json", ".nfs00000001")
+    written = ("latest.json.new", "metrics.jsonl", "metrics.jsonl.new")  # by a run that was killed
+    assert store.foreign_file([*names, *(f"{FOLDER}/{name}" for name in names)]) is None
+    assert store.foreign_file([PATH, *written]) is None
+    assert store.foreign_file(["metrics.jsonl"]) == "metrics.jsonl"
     assert store.foreign_file(["DS_Store"]) == "DS_Store"
-    assert store.foreign_file(["mine/.partial-0123abcd"]) == "mine/.partial-0123abcd"
+    assert store.foreign_file([PATH, "mine/latest.json.new"]) == "mine/latest.json.new"

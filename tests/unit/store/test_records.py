@@ -13,6 +13,7 @@ import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from snapshot.errors import SnapshotError
+from snapshot.start import choose_start
 from store.fetch import fetch_metrics, read_store
 from store.latest import METRICS
 from training.reporting import metrics as metrics_file
@@ -25,6 +26,7 @@ from training.reporting.metrics import (
     metrics_up_to,
     read_metrics,
 )
+from training.run.records import fetch_missing
 
 GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}
 
@@ -193,19 +195,13 @@ def test_records_that_are_too_large_are_refused(hub, tmp_path, monkeypatch):
         fetch_metrics(contents, tmp_path / "b")
 
 
-def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
-    words = hubs.words(tmp_path / "a")
-    begun = runs.train(*small, *words, "train.max_steps=10", **hub.environment())
-    assert begun.returncode == 0, begun.stderr
-    hub.commit_files(hubs.REPO, {METRICS: b"{}\n"})
-    there = hubs.words(tmp_path / "b", "run.name=a", "train.max_steps=20")
-    result = runs.train(*small, *there, **hub.environment())
-    assert result.returncode == 0, result.stderr
-    assert "the metrics of earlier steps could not be fetched from me/run@" in result.stdout
-    assert "The curves of this run begin at step 11." in result.stdout
-    assert runs.metrics(tmp_path / "b")[0]["step"] == 11
-    (warning,) = (e for e in events_of(tmp_path / "b" / METRICS) if e["event"] == "warning")
-    assert warning["text"].startswith("the metrics of earlier steps could not be fetched")
+def test_metrics_that_cannot_be_fetched_cost_a_warning(near_hub, finished_run, tmp_path):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
+    near_hub.commit_files(hubs.REPO, {METRICS: b"{}\n"})
+    begun = choose_start(tmp_path, "auto", hubs.store())
+    said = fetch_missing(load_config([f"run.dir={tmp_path}"]), begun, begun.state)
+    assert said.startswith("the metrics of earlier steps could not be fetched from me/run@")
+    assert said.endswith("The curves of this run begin at step 11.")
 
 
 def test_a_repo_tells_the_whole_run(small, tmp_path, hub):

@@ -118,15 +118,6 @@ def test_an_expired_token_differs_from_a_hidden_repo(hub):
     assert status_of(refused(lambda: commit("me/none"))) == 404
 
 
-def test_a_token_that_may_only_read(hub):
-    reader = hub.add_token("hf_reader", role="read")
-    assert HfApi().whoami(token=reader)["auth"]["accessToken"]["role"] == "read"
-    assert HfApi().repo_info(REPO, token=reader).id == REPO
-    assert status_of(refused(lambda: commit(token=reader))) == 403
-    scoped = hub.add_token("hf_scoped", role="fineGrained")
-    assert commit(token=scoped) == hub.repo(REPO).head
-
-
 def test_it_runs_in_the_foreground(tmp_path):
     words = [sys.executable, loopback_hub.__file__, str(tmp_path), "--latency", "0", "0.01"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
