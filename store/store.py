@@ -25,6 +25,8 @@ PREFIX = "hf://"
 """A prefix that marks a name as one of the Hub, whatever this disk holds."""
 SLOWEST_BYTES_PER_SECOND = 250_000
 """A transfer may last as long as its bytes need at this speed, and the timeout of a request."""
+REPEAT_SECONDS = 10.0
+"""More time for a client that repeats a request itself."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ class Store(ABC):
 
         `carried`: how many bytes it transfers, which take some time more.
         """
+        seconds = self.timeout + REPEAT_SECONDS + carried / SLOWEST_BYTES_PER_SECOND
         try:
-            return in_background(request).result(self.timeout + carried / SLOWEST_BYTES_PER_SECOND)
+            return in_background(request).result(seconds)
         except Exception as error:
             if isinstance(error, TimeoutError):
                 abort_xet_session()  # an upload through Xet has no limit of its own
