@@ -51,16 +51,6 @@ def test_every_epoch_has_each_block_once_inside_the_text(block_size, more, seed,
     assert order.epoch_of(epoch * count + count - 1) == epoch
 
 
-def test_every_offset_occurs_and_stays_inside():
-    tokens, block_size = 43, 8
-    order = BlockOrder(tokens, block_size, seed=3)
-    starts = order.starts(0, 400 * order.blocks_per_epoch)
-
-    assert set(starts % block_size) == set(range(block_size))
-    assert starts.min() == 0
-    assert starts.max() + block_size + 1 <= tokens
-
-
 def test_epochs_differ_in_order_and_offset():
     order = BlockOrder(1000 * 16, 16, seed=5)
     count = order.blocks_per_epoch

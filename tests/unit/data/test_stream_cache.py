@@ -178,25 +178,6 @@ def test_held_out_rows_cost_little_reading(tmp_path, share):
     assert len(read) == len(set(read)) <= 8
 
 
-def test_every_row_is_trained_on_or_held_out(tmp_path):
-    """A share of 0.12 of 60 groups: seven of them, and a part of one."""
-    settings = {"val_fraction": 0.12, "held_out_bytes": 10 * MB}
-    corpus = huge_corpus(tmp_path, [], huge(60), **settings)
-    (source,) = corpus.train.sources
-    held_out = source.held_out_texts(60 * MB)
-    windows = range(len(source.windows(0)))
-    trained = [row for window in windows for row in source.texts((0, window))]
-    everything = [t for group in huge(60).groups for t in made_up([], huge(60), group)]
-    assert sorted(held_out + trained) == sorted(everything)
-    assert len(held_out) == pytest.approx(0.12 * len(everything), abs=1)
-    in_both = {row.partition("-")[0] for row in held_out} & {
-        row.partition("-")[0] for row in trained
-    }
-    assert len(in_both) == 1
-    others = huge_corpus(tmp_path, [], huge(60), **settings, seed=2)
-    assert others.train.sources[0].held_out_texts(60 * MB) == held_out
-
-
 def test_windows_are_read_ahead_by_one_process(tmp_path):
     read: list[int] = []
     both = [huge_corpus(tmp_path, read, reads_ahead=ahead) for ahead in (True, False)]

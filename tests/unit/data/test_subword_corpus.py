@@ -21,8 +21,8 @@ from data.errors import DataError
 from data.streaming.windows import texts_as_tokens
 from data.subwords import END_OF_TEXT
 from runs import ROOT
-from subword_folders import END, foreign_folder
-from texts import lines_file, parts_of, tokens_of, written
+from subword_folders import foreign_folder
+from texts import lines_file, parts_of, written
 
 TEXT = "".join(f"line {i} of the text, é ü 日本 🙂\n" for i in range(400))
 
@@ -46,13 +46,6 @@ def test_text_tokens_and_bytes_are_counted_exactly(prepare, tmp_path, tokenizer)
     assert info.held_out_bytes == len(TEXT[cut:].encode())
 
 
-def test_the_held_out_text_is_that_of_characters(prepare, tmp_path):
-    source = written(tmp_path / "a.txt", TEXT)
-    train, held_out = parts_of(prepare(source, "char"))
-
-    assert parts_of(prepare(source)) == (train, held_out + END_OF_TEXT)
-
-
 def test_bits_per_byte_do_not_depend_on_the_tokenizer(prepare, tmp_path):
     """Of a model that gives every byte of the text the same probability."""
     source = written(tmp_path / "a.txt", TEXT)
@@ -73,16 +66,6 @@ def test_an_end_of_text_stands_after_every_document(prepare, tmp_path):
     assert train.endswith(END_OF_TEXT)  # many documents are split between two
     by_characters = parts_of(prepare(source, "char"))
     assert by_characters[1] == held_out.replace(END_OF_TEXT, "")
-
-
-def test_a_document_that_names_the_token_does_not_end_there(prepare, tmp_path):
-    text = f"before {END_OF_TEXT} after\n" * 90
-    corpus = prepare(written(tmp_path / "a.txt", text))
-    ids = tokens_of(corpus.train) + tokens_of(corpus.held_out)
-
-    assert ids.count(corpus.tokenizer.end_of_text) == 1
-    assert ids[-1] == corpus.tokenizer.end_of_text
-    assert "".join(parts_of(corpus)) == text + END_OF_TEXT
 
 
 def test_the_vocabulary_is_of_the_training_text_alone(prepare, tmp_path):
@@ -128,16 +111,6 @@ def test_the_fingerprint_is_of_text_and_tokenizer(prepare, tmp_path):
     config = json.loads((theirs / "tokenizer_config.json").read_text())
     (theirs / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<s>"}))
     assert prepare(source, theirs).info.fingerprint != foreign
-
-
-def test_a_foreign_tokenizer_is_that_of_its_folder(prepare, tmp_path):
-    documents = [f"document {i} of <s> and {END}" for i in range(120)]
-    corpus = prepare(
-        lines_file(tmp_path / "a.jsonl", documents), foreign_folder(tmp_path / "theirs")
-    )
-
-    assert "".join(parts_of(corpus)) == "".join(f"{text}\n{END}" for text in documents)
-    assert corpus.info.tokens == corpus.info.characters + len(documents)  # a token for each byte
 
 
 SCRIPT = """

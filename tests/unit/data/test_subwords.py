@@ -7,7 +7,6 @@ import random
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from tokenizers import pre_tokenizers
 from data.chunks import Chunk
 from data.errors import DataError
 from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer, train_bpe
-from data.tokenizer import TOKENIZER_FILES, CharTokenizer, refuse_larger_than
+from data.tokenizer import TOKENIZER_FILES, refuse_larger_than
 from odd_texts import AWKWARD, SPACED, UNICODE
 from saved_tokenizers import auto_tokenizer
 from snapshot.disk.folder import read_json
@@ -34,11 +33,6 @@ def test_decoding_what_was_encoded_gives_the_text_byte_for_byte(text):
 
     assert BPE.decode(ids).encode() == text.encode()
     assert BPE.end_of_text not in ids.tolist()
-
-
-@pytest.mark.parametrize("text", [*AWKWARD, "".join(AWKWARD), "x" * 70_000, "\n" * 70_000])
-def test_awkward_and_long_texts_come_back_too(text):
-    assert BPE.decode(BPE.encode(text)) == text
 
 
 @given(TEXTS)
@@ -78,15 +72,6 @@ def test_a_stream_keeps_the_space_that_a_decoder_drops(tmp_path):
 
     assert "".join(llama.decode_stream(iter(new.tolist()))) == "the 日 on"
     assert "".join(llama.decode_stream(iter(new.tolist()), after=prompt.tolist())) == " the 日 on"
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(257, "uint16"), (300, "uint16")])
-def test_ids_have_the_smallest_type(size, dtype):
-    tokenizer = trained(size)
-
-    assert tokenizer.vocab_size == size
-    assert tokenizer.encode("a Größe").dtype == np.dtype(dtype)
-    assert len(BPE.encode("")) == 0
 
 
 def test_a_text_of_few_pairs_has_fewer_tokens_and_the_256_bytes():
@@ -152,11 +137,6 @@ def test_saving_and_loading_changes_nothing(tmp_path):
     assert loaded.identity == BPE.identity
     assert loaded.end_of_text == BPE.end_of_text
     assert loaded.encode(WORDS).tolist() == BPE.encode(WORDS).tolist()
-
-
-def test_characters_are_loaded_as_such(tmp_path):
-    CharTokenizer("ab").save(tmp_path)
-    assert isinstance(load_tokenizer(tmp_path), CharTokenizer)
 
 
 # A tokenizer that somebody else has made.

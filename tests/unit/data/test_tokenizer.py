@@ -51,21 +51,6 @@ def test_tokens_have_the_smallest_type_that_holds_the_vocabulary(characters, dty
     assert tokens.tolist() == list(range(characters))
 
 
-@given(UNICODE)
-@settings(max_examples=50, deadline=None)
-def test_decoding_what_was_encoded_gives_the_text(text):
-    tokenizer = tokenizer_of(text, "more")
-
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
-    assert tokenizer.vocab_size == len(set(text + "more"))
-
-
-def test_nothing_is_encoded_to_nothing():
-    assert tokenizer_of("ab").encode("").shape == (0,)
-    assert tokenizer_of("ab").decode([]) == ""
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [("ab\u65e5a\u672c", "U+65E5"), ("\u672c", "U+672C"), ("a\nb", "U+000A"), ("🙂", "U+1F642")],
@@ -97,12 +82,7 @@ def test_saving_and_loading_changes_nothing(text, tmp_path):
     assert loaded.encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
-@pytest.mark.parametrize("text", [*AWKWARD, "".join(AWKWARD)])
-def test_transformers_agrees_on_awkward_text(text):
-    assert_same_as_transformers(text)
-
-
-@given(st.one_of(UNICODE, SPACED))
+@given(st.one_of(UNICODE, SPACED, st.sampled_from(["", "".join(AWKWARD), *AWKWARD])))
 @settings(max_examples=40, deadline=None)
 def test_transformers_agrees_on_any_text(text):
     assert_same_as_transformers(text)
