@@ -250,8 +250,8 @@ class CharTokenizer(Tokenizer):
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
         characters = sorted(vocabulary)
+        numbers = repr([vocabulary[character] for character in characters])
         are_single = set(map(len, characters)) == {1}
-        numbers = [vocabulary[character] for character in characters]
-        if not are_single or repr(numbers) != repr([*range(len(numbers))]):  # True is 1, and no int
+        if not are_single or numbers != repr([*range(len(characters))]):  # True is 1, and no int
             raise DataError(f"{path} does not number single characters from 0, in their order")
         return cls("".join(characters))

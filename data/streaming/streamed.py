@@ -120,9 +120,7 @@ def open_stream(
 
 def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
     """A tokenizer that does not depend on the text. Raises DataError for any other."""
-    if chosen == OF_BYTES:
-        return train_bpe(SMALLEST_BPE, [], 0)
-    tokenizer = tokenizer_of(chosen) if isinstance(chosen, Path) else None
+    tokenizer = train_bpe(SMALLEST_BPE, [], 0) if chosen == OF_BYTES else tokenizer_of(Path(chosen))
     if isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     raise DataError(
@@ -234,16 +232,6 @@ class StreamedText:
             begins.append(ends_within(file.ends, first, count) + place)
             place += count
         return tokens, np.concatenate(begins)
-
-    @property
-    def in_words(self) -> list[str]:
-        """The sources and their sizes, a line each."""
-        shares = self.mix.blocks / self.mix.blocks.sum()
-        return [
-            f"{source.listing.name}: {len(source.listing.files):,} files, "
-            f"{source.text_bytes / 1e6:,.1f} MB of text, {share:.4g} of the blocks"
-            for source, share in zip(self.sources, shares, strict=True)
-        ]
 
     def figures(self, sequences: int) -> dict[str, int]:
         """How many of a run's first blocks are from each source, if there are several."""

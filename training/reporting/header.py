@@ -15,7 +15,6 @@ from config.schema import Config
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
-from data.streaming.streamed import StreamedText
 from data.token_file import TokenStream
 from model.family import LanguageModel, parameter_count
 from model.frozen import full_parameters
@@ -53,9 +52,6 @@ def print_header(
 ) -> None:
     """Print the text, the model, the machine, the step and the snapshot that the run resumes."""
     console.say(f"text      {corpus.info.name}: {text_in_words(corpus)}")
-    if isinstance(corpus.train, StreamedText):
-        for source in corpus.train.in_words:
-            console.say(f"          {source}")
     if corpus.info.is_lossy:
         console.warn(
             f"{corpus.info.lost_in_words}: the tokenizer cannot represent all of this text. Bits "

@@ -8,7 +8,6 @@ import platform
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -47,15 +46,6 @@ OPTIONS = {
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.tokens"))
-
-
-def bytes_in(folder: Path) -> int:
-    """The bytes of all files, of which a thread may remove some meanwhile."""
-    total = 0
-    for path in folder.glob("*.tokens"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total
 
 
 def steps_of(corpus, first: int = 1, block_size: int = 16):
@@ -124,16 +114,6 @@ def test_a_file_that_is_not_whole_is_made_again_and_leftovers_are_removed(tmp_pa
         os.truncate(path, size)
         assert cache.open("a", write)[0:100].tolist() == TOKENS.tolist()
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_the_cache_of_a_run_stays_within_its_bound(tmp_path):
-    folder = streams.parquet_folder(tmp_path / "a", "a")
-    whole = streams.corpus(tmp_path / "1", folder)
-    bounded = streams.corpus(tmp_path / "2", folder, stream_cache_bytes=40_000)
-    for expected, batch, _ in zip(steps_of(whole), steps_of(bounded), range(500), strict=False):
-        assert batch[0].equal(expected[0])
-        assert bytes_in(tmp_path / "2" / "stream") <= 40_000
-    assert bytes_in(tmp_path / "1" / "stream") > 80_000
 
 
 def test_a_cache_that_fails_in_a_run_ends_it_in_a_sentence(tmp_path, monkeypatch):

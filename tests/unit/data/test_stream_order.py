@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,27 +114,6 @@ def test_a_run_continues_after_any_step_as_if_it_had_not_stopped(sources, tmp_pa
             assert after == there
 
 
-@pytest.mark.parametrize(("processes", "micro_batches"), [(1, 2), (2, 1), (4, 1), (2, 2)])
-def test_processes_and_micro_batches_change_no_step(sources, tmp_path, processes, micro_batches):
-    def items(rank: int, parts: int, size: int):
-        corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS)
-        order = windows_of(corpus.train, BLOCK, -100, False).order(0, BATCH)
-        shard = BatchSamplerShard(
-            StepBatches(order, Split(BATCH, parts, BATCH // size), 1), parts, rank, True
-        )
-        return (
-            [[(file.path.name, *span) for file, *span in block] for block in batch]
-            for batch in shard
-        )
-
-    whole = items(0, 1, BATCH)
-    expected = [next(whole) for _ in range(40)]
-    shards = [items(rank, processes, BATCH // micro_batches) for rank in range(processes)]
-    for step in expected:
-        parts = [part for _ in range(micro_batches) for shard in shards for part in next(shard)]
-        assert parts == step
-
-
 def test_the_seed_and_the_number_of_the_source_decide_the_order(sources, tmp_path):
     a, b = sources
 
@@ -189,19 +167,6 @@ def test_groups_are_held_out_by_the_name_of_their_file():
     parts = held_out_parts([listing], 0.1)[0].tolist()
     assert held_out_parts([other], 0.1)[0].tolist() != parts
     assert held_out_parts([elsewhere], 0.1)[0].tolist() == parts
-
-
-def test_a_file_of_two_sources_is_held_out_in_both(tmp_path):
-    """Even where its groups are others' share in a source that has more files."""
-    whole = streams.parquet_folder(tmp_path / "data", "a", files=9)
-    corpus = streams.corpus(
-        tmp_path, whole, f"{whole}/part-[01].parquet", weights=WEIGHTS, held_out_bytes=10**6
-    )
-    trained = set(
-        ids_in(corpus, steps := steps_of(corpus, count=900), 0) + ids_in(corpus, steps, 1)
-    )
-    assert len(trained) > 300
-    assert not trained & held_out_ids(corpus)
 
 
 def test_a_source_of_one_group_holds_out_its_first_rows(tmp_path):
