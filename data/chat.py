@@ -111,9 +111,9 @@ class ChatTemplate:
         except ChatError:  # a template that asks for more than that
             after = ""
         ids = self._theirs.encode(after, add_special_tokens=False)
-        special = {*self.tokenizer.marks.values()}
-        others = {self.tokenizer.added_tokens[text] for text in self._theirs.chat_control_tokens}
-        written = [i for i in ids if i in special] or [i for i in ids if i in others]
+        tokens = {*self.tokenizer.marks, *self._theirs.chat_control_tokens}
+        marks = {self.tokenizer.added_tokens[text] for text in tokens}
+        written = [number for number in ids if number in marks]
         assert self.tokenizer.end_of_text is not None
         return frozenset({self.tokenizer.end_of_text, *written[:1]})
 

@@ -82,7 +82,7 @@ def test_saving_and_loading_changes_nothing(text, tmp_path):
     assert loaded.encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
-@given(st.one_of(UNICODE, SPACED, st.sampled_from(["", "".join(AWKWARD), *AWKWARD])))
+@given(st.one_of(UNICODE, SPACED, st.sampled_from(["".join(AWKWARD), *AWKWARD])))
 @settings(max_examples=40, deadline=None)
 def test_transformers_agrees_on_any_text(text):
     assert_same_as_transformers(text)
