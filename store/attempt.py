@@ -33,7 +33,6 @@ from store.hub import CARD
 from store.latest import (
     LATEST,
     Latest,
-    attempt_in,
     folders_in,
     latest_as_bytes,
     remote_folder,
@@ -320,7 +319,7 @@ class Attempt:
             path
             for path in head.files
             if (folder := path.rpartition("/")[0]) in half
-            and attempt_in(folder) == self._attempt_id[:8]
+            and folder.endswith(f"-{self._attempt_id[:8]}")
             and path.rpartition("/")[2] in names
         ]
 

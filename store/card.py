@@ -20,8 +20,6 @@ from store.attempt import CURVES, Best
 from store.hub import REPO_ID
 from store.kinds import NAMED_REPO
 
-LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
-"""By the name of a text, its language; others have `hub.language`."""
 TEMPLATE = Path(__file__).with_name("card.md")
 
 
@@ -41,6 +39,8 @@ def card_text(
     `sample` is a text that the model has generated, `speed` is that of the newest steps.
     """
     metadata = _metadata(repo_id, state, shape)
+    # The beginning of its own sample has no characters that the model lacks.
+    prompt = ((sample or "").split() or ["a"])[0][:8]
     card = huggingface_hub.ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
@@ -61,7 +61,7 @@ def card_text(
         best_folder=None if best is None else folder_name(best.step),
         has_adapters=trains_adapters(state.config),
         has_base=metadata.base_model is not None,
-        prompt=repr(_prompt(sample)),
+        prompt=repr(prompt),
         length=max(1, shape.block_size - 16),
     )
     return str(card)
@@ -69,14 +69,14 @@ def card_text(
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_hub.ModelCardData:
     """The fields that the Hub shows, and filters by."""
-    name, unit = _shown_name(state.data["name"]), token_unit(state.data)
+    unit = token_unit(state.data)
     has_adapters = trains_adapters(state.config)
     sources = [one["source"] for one in state.stream or [{"source": state.data["name"]}]]
     return huggingface_hub.ModelCardData(
         library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
         pipeline_tag="text-generation",
         license=value_of(state.config, "hub.license"),
-        language=value_of(state.config, "hub.language") or LANGUAGES.get(name),
+        language=value_of(state.config, "hub.language"),
         datasets=list(filter(_is_dataset, sources)) or None,
         base_model=_base_model(state),
         tags=[
@@ -120,9 +120,3 @@ def _fenced(text: str) -> str:
     while fence in text:
         fence += "`"
     return f"{fence}text\n{text}\n{fence}"
-
-
-def _prompt(sample: str | None) -> str:
-    """A prompt of characters that the model has: the beginning of its own sample."""
-    words = (sample or "").split()
-    return words[0][:8] if words else "a"

@@ -122,11 +122,6 @@ def remote_step(folder: str) -> int:
     return int(folder.split("-")[1])
 
 
-def attempt_in(folder: str) -> str:
-    """The beginning of the attempt's id in `snapshots/step-00000100-3f2a1b2c`."""
-    return folder.rpartition("-")[2]
-
-
 def utc(seconds: float | None = None) -> str:
     """A time, by default now, as in '2026-11-27T10:31:04Z'."""
     seconds = time.time() if seconds is None else seconds

@@ -215,11 +215,6 @@ def _read_token(call: Call) -> Answer:
     return _token(call, repo, "read")
 
 
-@answers("xet-read-token", "GET", "/api/buckets/{repo}/xet-read-token")
-def _bucket_read_token(call: Call) -> Answer:
-    return _token(call, readable(call, BUCKETS + call.names["repo"]), "read")
-
-
 @answers("xet-write-token", "GET", "/api/buckets/{repo}/xet-write-token")
 def _bucket_write_token(call: Call) -> Answer:
     return _token(call, writable(call, BUCKETS + call.names["repo"])[0], "write")
