@@ -23,7 +23,6 @@ from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from store.errors import StoreError
-from store.kinds import open_store
 from store.latest import remote_folder
 from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
@@ -135,19 +134,6 @@ def another_run(hub) -> None:
     seal(folder)
 
 
-def bucket_of_another_run(hub) -> None:
-    another_run(hub)
-    for name in ("me/run", "me/other"):
-        hub.create_bucket(name)
-    hubs.upload(open_store("hf://buckets/me/run", 60.0), runs.snapshot(Path("out/other"), 10))
-
-
-def bucket_of_notes(hub) -> None:
-    for name in ("me/notes", "me/new"):
-        hub.create_bucket(name)
-    open_store("hf://buckets/me/notes", 60.0).write("notes.txt", b"mine")
-
-
 def write_curves(hub) -> None:
     (folder := Path("out/theirs")).mkdir()
     (folder / "curves.png").write_text("mine")
@@ -155,7 +141,7 @@ def write_curves(hub) -> None:
 
 LOCK = RunLock()
 NEW, OTHER = "run.name=new", "run.name=other"
-HERE, THERE, BUCKET = "hub.repo_id=me/run", "hub.repo_id=me/other", "hub.url=hf://buckets/me"
+HERE, THERE = "hub.repo_id=me/run", "hub.repo_id=me/other"
 OPEN = "hub.private=false"
 EARLY = "snapshot.resume=out/mine/snapshots/step-00000010"
 TAKEOVER = "name another store, or replace what this one holds with hub.takeover=true"
@@ -166,12 +152,12 @@ FOLLOWED = {
         nothing,
         f"run.name=mine {EARLY}",
         ("give it another run.name", nothing, f"{NEW} {EARLY}", 10),
-        ("remove its newer snapshots from out/mine/snapshots", remove_newer, "run.name=mine", 10),
+        ("leave snapshot.resume out and remove the newer", remove_newer, "run.name=mine", 10),
     ),
     "an earlier step of a run with a repo": (
         nothing,
         f"run.name=mine {HERE} {EARLY}",
-        ("and run.dir, if that is set), and another hub.repo_id.", nothing, f"{NEW} {THERE}", None),
+        ("run.dir and store, if they are set)", nothing, f"{NEW} {THERE}", None),
         ("", nothing, f"{NEW} {THERE} {EARLY}", 10),
     ),
     "a repo of another run": (
@@ -272,18 +258,6 @@ FOLLOWED = {
         lambda hub: Path("file").write_text(""),
         "run.dir=file/run",
         ("Set run.dir to a folder that you may write to", nothing, "run.dir=out/third", None),
-    ),
-    "a bucket of another run": (
-        bucket_of_another_run,
-        f"run.name=mine {BUCKET}/run",
-        (TAKEOVER, nothing, f"run.name=mine {BUCKET}/other", 30),
-        (TAKEOVER, nothing, f"run.name=mine {BUCKET}/run hub.takeover=true", 30),
-        (CONTINUE, nothing, f"run.name=third {BUCKET}/run", 10),
-    ),
-    "a bucket of something else": (
-        bucket_of_notes,
-        f"{NEW} {BUCKET}/notes",
-        ("Name one that is new or empty", nothing, f"{NEW} {BUCKET}/new", None),
     ),
 }
 """By case: what has happened, a command that is refused, and how each advice in the sentence is

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import families
-import plan
 from config import compose
 from config.compose import load_config
 from config.other_models import rate_by_size, settle_rate
@@ -85,10 +84,3 @@ def test_a_lowest_rate_above_that_of_the_size_is_refused():
         settle_rate(config, lambda: 8_000_000_000)
     with pytest.raises(ConfigError, match="must be above 0"):
         load_config(["optim.learning_rate=0"])
-
-
-def test_the_plan_names_the_optimizer_and_its_rate(tmp_path, capsys):
-    base = families.make("llama", tmp_path / "base")
-    words = [f"model.architecture={base}", "data.block_size=16", "train.global_batch_size=2"]
-    assert plan.main([*words, "--memory", "24", "--device", "cpu"]) == 0
-    assert "optimizer adamw, learning rate 0.003\n" in capsys.readouterr().out
