@@ -118,7 +118,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(finished_run, small, tmp_path):
     wrong = ["optim.learning_rate=1e38", "train.eval_every=100", "snapshot.every=1"]
     result = runs.train(*words, *wrong, f"run.dir={run_dir}", code=1)
     assert "stopped: the loss is nan at step 32" in result.stderr
-    assert "can begin with an earlier one: snapshot.resume=<its folder>" in result.stderr
+    assert "with an earlier snapshot: run.name=<name> snapshot.resume=<its folder>" in result.stderr
     assert "Traceback" not in result.stderr
     earlier = f"snapshot.resume={runs.snapshot(run_dir, 30)}"
     assert runs.train(*words, earlier, f"run.dir={tmp_path / 'new'}").returncode == 0

@@ -92,7 +92,7 @@ UNSET = {"FSDP_VERSION": "1", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = [*_left_over(), *_trains_alone(), *_too_few_gpus(), *_gpu_without_fp8()]
+    found = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus(), *_gpu_without_fp8()]
     for variable, (right, remedy) in ENTRIES.items():
         if variable.startswith(("FSDP_", "PARALLELISM_")) and not fsdp_requested():
             continue
@@ -131,13 +131,14 @@ def _left_over() -> Iterator[str]:
         )
 
 
-def _trains_alone() -> Iterator[str]:
-    """A sentence if `accelerate launch` starts one process where several were requested.
+def _ignored_by_launcher() -> Iterator[str]:
+    """A sentence for processes or GPUs that `accelerate launch` silently does without.
 
-    It does so silently without a distributed_type. Nothing for another launcher.
+    Without a distributed_type it starts one process; without GPUs it trains on the CPU. Nothing
+    for another launcher.
     """
     started_by = launcher()
-    if started_by is None or "accelerate" not in Path(started_by.command[0]).name or launched():
+    if started_by is None or "accelerate" not in Path(started_by.command[0]).name:
         return
     words = list(started_by.command[1:])
     file = None
@@ -151,12 +152,19 @@ def _trains_alone() -> Iterator[str]:
         name: int(getattr(options, name) or getattr(file, name, None) or 1)
         for name in ("num_machines", "num_processes")
     }
-    if max(counts.values()) > 1:
+    if not launched() and max(counts.values()) > 1:
         asked = " and ".join(f"{name}: {count}" for name, count in counts.items())
         yield (
             f"accelerate launch has {asked}, but starts one process that trains alone. For "
             "several, set distributed_type: MULTI_GPU or FSDP, with use_cpu: true on CPUs, as in "
             "accelerate_configs/ddp_cpu.yaml; for one, --num_machines 1 --num_processes 1."
+        )
+    use_cpu = options.cpu or getattr(file, "use_cpu", False) or is_on("ACCELERATE_USE_CPU")
+    if launched() and on_cpu() and not use_cpu:
+        yield (
+            f"{CONFIG_FILE} requests GPUs, but torch finds none. Check the driver (nvidia-smi), "
+            "and that torch is built for it. For CPUs, use accelerate_configs/ddp_cpu.yaml or "
+            "fsdp_cpu.yaml."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from data.prepared import CorpusInfo
 from model.sharded import gather_full
 from store.uploader import Uploader
 from training.distributed.launcher import seconds_since_start
+from training.distributed.processes import equal_on_all
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
@@ -74,6 +76,7 @@ class Report:
         self.skipped_in_a_row = 0
         self.collected: list[Collected] = []
         """The steps since the last `write`."""
+        self._names_compared = False
         self._seconds = 0.0
         """Seconds of the steps until the last call of `write`."""
 
@@ -157,8 +160,17 @@ class Report:
     def _mean_metrics(self, accelerator: Accelerator) -> list[dict[str, float]]:
         """The other metrics of each collected step: means over the processes, all in one message.
 
-        Every process must call this, with metrics of the same names.
+        Every process must call this. Raises ConfigError, in the first call, where processes have
+        other names: without a word, they would mix up their messages.
         """
+        if not self._names_compared:
+            self._names_compared = True
+            names = str([(one.step, [*one.metrics]) for one in self.collected])
+            if not equal_on_all(accelerator, hashlib.sha256(names.encode()).hexdigest()):
+                raise ConfigError(
+                    "train.py gives session.finish_step other metrics on one process than on "
+                    "another. Give the same names at the same steps on all of them, in one order."
+                )
         own = [gather_full(x) for of_step in self.collected for x in of_step.metrics.values()]
         if not own:
             return [{} for _ in self.collected]

@@ -237,6 +237,15 @@ def test_a_part_of_the_loss_is_a_mean_over_all_targets_of_a_step(tmp_path):
     assert (first["part"], first["odd"], second["part"]) == (1.5, 3.0, 1.5)
 
 
+def test_metrics_of_one_process_alone_are_refused(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    accelerator.gather = lambda number: torch.cat([number, number + 1])  # of two processes
+    report = report_of(tmp_path)
+    report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {"mine": 1})
+    with pytest.raises(ConfigError, match="other metrics on one process than on another"):
+        report.write(accelerator)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

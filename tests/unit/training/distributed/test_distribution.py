@@ -442,6 +442,8 @@ LAUNCHES = [
         1,
         ALONE.format("num_machines: 2 and num_processes: 8"),
     ),
+    ("--config_file ddp.yaml train.py", 4, "requests GPUs, but torch finds none. Check the driver"),
+    ("--config_file ddp_cpu.yaml train.py", 2, None),
 ]
 
 
@@ -453,7 +455,7 @@ def test_what_the_launcher_would_ignore_is_refused(
     under_accelerate(words.replace("PLACE", str(tmp_path)), processes)
     monkeypatch.chdir(runs.ROOT / "accelerate_configs")
     if sentence is None:
-        assert list(launch_file._trains_alone()) == []
+        assert list(launch_file._ignored_by_launcher()) == []
         return
     (said,) = sentences(states)
     assert sentence in said
