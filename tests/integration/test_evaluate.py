@@ -215,26 +215,6 @@ def test_another_model_is_evaluated_over_all_of_a_text(pretrained, other_text, f
     assert (found["step"], found["held_out"]) == (None, False)
 
 
-def test_all_of_another_text_counts_and_so_do_many_documents(finished_run, figures, tmp_path):
-    """With a hundred documents a run's split would be between two of them."""
-    table = tmp_path / "rows.jsonl"
-    rows = [{"body": "the step was lost and the run goes on"}] * 120
-    table.write_text("\n".join(map(json.dumps, rows)))
-    found = figures(finished_run, "--source", table, "--column", "body")
-    assert found["tokens"] == 120 * len(rows[0]["body"] + "\n") - 1
-    assert found["loss"] == pytest.approx(found["bits_per_byte"] * math.log(2), rel=1e-9)
-
-
-def test_the_run_s_text_elsewhere_is_held_out_as_in_the_run(
-    finished_run, text_file, other_text, figures, refused, tmp_path
-):
-    moved = shutil.copy(text_file, tmp_path / "moved.txt")
-    assert_as_reported(figures(finished_run, "--source", moved, "--held-out"), finished_run)
-    assert "the text is not the run's: " in refused(
-        finished_run, "--source", other_text, "--held-out"
-    )
-
-
 def test_a_store_of_files_has_the_number_of_its_run(
     finished_run, text_file, figures, tmp_path, monkeypatch
 ):

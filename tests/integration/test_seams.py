@@ -151,6 +151,8 @@ def test_a_snapshot_of_other_parameters_than_at_first_is_refused(tmp_path):
 
 
 def test_a_snapshot_of_an_unknown_optimizer_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(SnapshotError, match=r"has not updated transformer\.wte"):
+        save(tmp_path, "adamw", *attempt("adamw"))  # fp16's loss scaler may skip the first update
     with monkeypatch.context() as added:
         add(added, "Adagrad", STOCK["Adagrad"])
         model, optimizer = attempt("Adagrad")
@@ -158,12 +160,6 @@ def test_a_snapshot_of_an_unknown_optimizer_is_refused(monkeypatch, tmp_path):
         folder = save(tmp_path, "Adagrad", model, optimizer)
     with pytest.raises(SnapshotError, match=r"optim\.name=Adagrad is not adamw or muon"):
         check_snapshot(folder)
-
-
-def test_before_the_first_update_there_is_no_snapshot(tmp_path):
-    """fp16's loss scaler may skip it."""
-    with pytest.raises(SnapshotError, match=r"the optimizer has not updated transformer\.wte"):
-        save(tmp_path, "adamw", *attempt("adamw"))
 
 
 @pytest.mark.parametrize("name", [*SCHEDULES, "linear"])

@@ -85,13 +85,10 @@ def test_no_uploaded_file_names_a_folder(finished_run, text_file, small, tmp_pat
     ("source", "shown"),
     [
         ("/home/me/My Texts/a.txt", "a.txt"),
-        ("my texts/all", "all"),
         ("texts/*.jsonl", "*.jsonl"),
         ("~/x", "x"),
         ("file:///home/me/a.txt", "a.txt"),
-        ("python-docs", "python-docs"),
         ("bpe:8000", "bpe:8000"),
-        ("owner/name", "owner/name"),
         ("owner/name@refs/pr/1", "owner/name@refs/pr/1"),
         ("hf://datasets/a/b/c.parquet", "hf://datasets/a/b/c.parquet"),
     ],
