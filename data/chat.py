@@ -188,7 +188,8 @@ class ChatTemplate:
         for end in conversation.ends_of_replies:
             # transformers renders no empty conversation.
             before = self._ids(conversation.up_to(end - 1), reply=True) if end > 1 else []
-            after = self._ids(conversation.up_to(end))
+            is_last = end == len(conversation.messages)
+            after = ids if is_last else self._ids(conversation.up_to(end))
             begin, stop = _in_common(before, after), _in_common(after, ids)
             if begin < len(before) - 1:
                 prompt = self.tokenizer.decode(before[begin:])

@@ -84,7 +84,7 @@ def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Convers
             f"{error}: {messages!r:.60}",
             "A message is an object: role is a text, content a text or a list of parts",
         ) from error
-    return Conversation(checked, {name: objects(name, extras[name]) for name in extras})
+    return Conversation(checked, {name: _objects(name, extras[name]) for name in extras})
 
 
 def _turns(prompt: Any, completion: Any) -> list[Any]:
@@ -114,7 +114,7 @@ def _message(message: Any) -> Message:
     return found
 
 
-def objects(name: str, value: Any) -> list[Any]:
+def _objects(name: str, value: Any) -> list[Any]:
     """The tools or documents of a row, perhaps as JSON. Raises BadRow for what they cannot be."""
     found = value
     if isinstance(value, str):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,27 @@ def test_a_run_continues_after_any_step_as_if_it_had_not_stopped(sources, tmp_pa
             assert batch[0].equal(expected[0])
             assert batch[1].equal(expected[1])
             assert after == there
+
+
+@pytest.mark.parametrize(("processes", "micro_batches"), [(1, 2), (2, 1), (4, 1), (2, 2)])
+def test_processes_and_micro_batches_change_no_step(sources, tmp_path, processes, micro_batches):
+    def items(rank: int, parts: int, size: int):
+        corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS)
+        order = windows_of(corpus.train, BLOCK, -100, False).order(0, BATCH)
+        shard = BatchSamplerShard(
+            StepBatches(order, Split(BATCH, parts, BATCH // size), 1), parts, rank, True
+        )
+        return (
+            [[(file.path.name, *span) for file, *span in block] for block in batch]
+            for batch in shard
+        )
+
+    whole = items(0, 1, BATCH)
+    expected = [next(whole) for _ in range(40)]
+    shards = [items(rank, processes, BATCH // micro_batches) for rank in range(processes)]
+    for step in expected:
+        parts = [part for _ in range(micro_batches) for shard in shards for part in next(shard)]
+        assert parts == step
 
 
 def test_the_seed_and_the_number_of_the_source_decide_the_order(sources, tmp_path):

@@ -8,7 +8,6 @@ import datasets
 import pytest
 
 import chats
-import sample as script
 from data.errors import DataError
 from texts import conversations_of
 
@@ -158,18 +157,3 @@ def test_a_row_that_is_no_conversation_is_refused(prepare_chats, tmp_path, name)
     with pytest.raises(DataError, match="row 2") as refused:
         prepare_chats(lines(tmp_path / "a.jsonl", [ROWS[0], {**ROWS[1], **changes}]))
     assert sentence in str(refused.value)
-
-
-def test_a_chat_model_gets_the_tools_of_a_file(tmp_path, monkeypatch, capsys):
-    tools = tmp_path / "tools.json"
-    tools.write_text('[{"a": 1}]')
-    monkeypatch.setattr(script, "questions", lambda: ["go on"])
-    # The reply is the prompt.
-    monkeypatch.setattr(script, "continued", lambda _, one, ids, *rest: [one.decode(ids)])
-    folder = chats.make("llama", tmp_path / "model", TOOLS)
-    assert script.main([str(folder), "--chat", "--tools", str(tools)]) == 0
-    begin = f"<|im_start|>system\n{tools.read_text()}<|im_end|>"
-    assert capsys.readouterr().out.startswith(begin)
-    chats.tokenizer(chats.CHATML).save(folder)
-    assert script.main([str(folder), "--chat", "--tools", str(tools)]) == 2
-    assert "never writes tools" in capsys.readouterr().err
