@@ -70,7 +70,11 @@ def run_command(
             print(as_yaml(load(arguments)), end="")
             code = EXIT_DONE
         else:
-            config = _load(load, arguments, lock)
+            try:
+                config = load(arguments)
+            except ConfigError:
+                lock.leave_code_in(run_dir_of(arguments))
+                raise
             lock.leave_code_in(Path(config.run.dir))
             session = session_of(config, lock)
             code = main(config, session)
@@ -81,15 +85,6 @@ def run_command(
     except Exception as raised:
         code = _report(raised, session, lock)
     _leave(code, lock)
-
-
-def _load(load: Callable[[list[str]], Config], arguments: list[str], lock: RunLock) -> Config:
-    try:
-        return load(arguments)
-    except ConfigError:
-        if (run_dir := run_dir_of(arguments)) is not None:
-            lock.leave_code_in(run_dir)
-        raise
 
 
 def _report(raised: Exception, session: Session | None, lock: RunLock) -> int:
@@ -129,26 +124,26 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
         # When a process ends, the launcher ends all: the one that reports must be the first.
         time.sleep(REPORTING_SECONDS)
         return error.for_good and prints
-    if isinstance(error, (*USER_MISTAKES, TrainingStopped)):
-        if not prints:
-            time.sleep(REPORTING_SECONDS)
-            return False
-        stopped = isinstance(error, TrainingStopped)
-        say_error(f"{'stopped' if stopped else 'error'}: {error}")
-        if stopped and session is not None:
+    if isinstance(error, (*USER_MISTAKES, TrainingStopped)) and not prints:
+        time.sleep(REPORTING_SECONDS)
+        return False
+    if isinstance(error, TrainingStopped):
+        say_error(f"stopped: {error}")
+        if session is not None:
             session.flush_uploads(STOPPED_FLUSH_SECONDS)
         return is_lasting(error)
-    if is_lost_peer(error):
-        if not stopping:
-            time.sleep(ECHO_SECONDS)
-            started_by = launcher()
-            if prints and started_by is not None and started_by.lost_a_worker():
-                time.sleep(REPORTING_SECONDS)  # on a busy machine it ends this one a little later
-        if prints and not stopping:
-            first_line = str(error).splitlines()[0]
-            say_error(f"stopped: {LOST_PEER}: {first_line}. {RESUME}")
-        return False
-    say_error("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, USER_MISTAKES):
+        say_error(f"error: {error}")
+        return is_lasting(error)
+    if not is_lost_peer(error):
+        say_error("".join(traceback.format_exception(error)).rstrip())
+    elif not stopping:
+        time.sleep(ECHO_SECONDS)
+        started_by = launcher()
+        if prints and started_by is not None and started_by.lost_a_worker():
+            time.sleep(REPORTING_SECONDS)  # on a busy machine it ends this one a little later
+        if prints:
+            say_error(f"stopped: {LOST_PEER}: {str(error).splitlines()[0]}. {RESUME}")
     return False
 
 

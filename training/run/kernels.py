@@ -46,23 +46,18 @@ def choose_attention(
     """
     if accelerator.device.type != "cuda":
         return
-    sizes = model.config
+    asked, sizes = config.run.attention, model.config
     head_size = sizes.attention_width // max(1, sizes.n_head)
-    if config.run.attention != AUTO:
-        state.attention = config.run.attention
-    elif state.attention is None and state.step == 0 and has_packed_rows(config, model, state):
+    has_packed_rows = config.data.documents != PACKED and model.can_pack and state.rows != ONE
+    if asked != AUTO:
+        state.attention = asked
+    elif state.attention is None and state.step == 0 and has_packed_rows:
         reason = why_no_kernel(accelerator, config, VARLEN, head_size)
         if decided_by_main(accelerator, lambda: reason is None):
             state.attention = VARLEN
-    if (name := state.attention) != VARLEN:  # torch's own choice
-        return
-    run_on_all(accelerator, lambda: refuse_kernel(accelerator, config, name, head_size))
-    model.use_varlen()
-
-
-def has_packed_rows(config: Config, model: LanguageModel, state: RunState) -> bool:
-    """Whether rows hold several documents that do not attend to each other."""
-    return config.data.documents != PACKED and model.can_pack and state.rows != ONE
+    if state.attention == VARLEN:  # otherwise torch chooses
+        run_on_all(accelerator, lambda: refuse_kernel(accelerator, config, VARLEN, head_size))
+        model.use_varlen()
 
 
 def why_no_kernel(

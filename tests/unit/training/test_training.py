@@ -78,15 +78,6 @@ def lines(*steps: int) -> list[dict]:
     return [{"event": "train", "step": step, "loss": 1.0} for step in steps]
 
 
-def test_metrics_continue_after_the_snapshot_s_step(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    MetricsFile(path, step=0).append(lines(1, 2, 3))
-    with open(path, "a") as opened:
-        opened.write('{"event": "train", "st')  # killed inside a line
-    MetricsFile(path, step=2).append(lines(3, 4))
-    assert [record["step"] for record in read_metrics(path)] == [1, 2, 3, 4]
-
-
 def test_metrics_wait_for_a_disk_that_takes_them(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsFile(path, step=0)
@@ -192,23 +183,6 @@ def test_the_first_speed_is_that_of_steps_without_the_start(tmp_path, monkeypatc
 
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record["tokens_per_second"] == session.report.tokens_per_step / 0.5
-
-
-def test_every_step_gets_its_own_line(tmp_path):
-    report = report_of(tmp_path)
-    for step in range(1, 6):
-        report.add(step, 0.1 * step, torch.tensor(float(step)), torch.tensor(0.5))
-    report.write(Accelerator(cpu=True))
-    records = read_metrics(tmp_path / "metrics.jsonl")
-    assert [record["loss"] for record in records] == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert set(records[0]) == {
-        "event",
-        "step",
-        "loss",
-        "learning_rate",
-        "grad_norm",
-        "tokens_per_second",
-    }
 
 
 def test_a_new_metric_reaches_file_console_and_trackers(tmp_path, capsys):
