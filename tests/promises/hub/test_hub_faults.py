@@ -443,8 +443,9 @@ def test_a_start_without_the_hub_resumes_and_takes_no_repo(
     assert (here.folder, here.contents) == (newest, None)
     assert "hub.repo_id=me/run needs a token" in here.warnings[0]
     # A run without a snapshot cannot know that it is new.
-    with pytest.raises(StoreUnreachable, match="it is unknown whether me/run holds a snapshot"):
+    with pytest.raises(StoreUnreachable, match="it is unknown whether me/run holds a") as caught:
         choose_start(tmp_path / "empty", "auto", hubs.store(1.0))
+    assert exit_code_for(caught.value) == 1
     uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=True)
     offer(uploads, newest)
     near_hub.up()
