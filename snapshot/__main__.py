@@ -4,8 +4,8 @@ python -m snapshot list NAME      list the snapshots, newest first
 python -m snapshot verify NAME    verify all snapshots of a folder, or the newest of a store:
                                   hashes, headers, contents, and the logits of the newest, which
                                   transformers must compute as well
-python -m snapshot status NAME    say how far a run is, and which attempt on which machine has
-                                  uploaded that, and when
+python -m snapshot status NAME    say how far the run in a store is, and which attempt on which
+                                  machine has uploaded that, and when
 python -m snapshot merge NAME FOLDER
                                   write a whole model: adapters (LoRA), added to their base
 python -m snapshot space NAME --to FOLDER
@@ -36,9 +36,9 @@ from snapshot.disk.state import loss_in_words, read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import BASE_HELP, find_model, write_model
 from snapshot.source import find
+from snapshot.status import print_status
 from store.fetch import NoneWhole
 from store.latest import remote_step
-from training.run.status import print_status
 
 NOT_WHOLE = 1
 """The exit code for a snapshot that is not whole."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from common.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
+from common.command import EXIT_DONE as EXIT_DONE
+from common.command import EXIT_FAILED as EXIT_FAILED
+from common.command import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from common.command import EXIT_USER_MISTAKE as EXIT_USER_MISTAKE
 
 EXIT_AGAIN = 75
 """Stopped with a snapshot, to be started again (EX_TEMPFAIL in sysexits.h)."""
 EXIT_TERMINATED = 143
-MEANINGS = {
-    EXIT_DONE: "ended: all steps are done",
-    EXIT_FAILED: "ended with an error",
-    EXIT_USER_MISTAKE: "a mistake in the input",
-    EXIT_AGAIN: "stopped, to be started again",
-    EXIT_INTERRUPTED: "stopped by a person (Ctrl-C)",
-    EXIT_TERMINATED: "stopped by SIGTERM or SIGHUP",
-}
+"""Stopped by SIGTERM or SIGHUP."""
 WRITING_SECONDS = 25
 """Seconds for a snapshot that began before an error; the launcher waits a little longer."""
 RESUME = "The same command resumes from the newest snapshot; without one it starts at step 1."

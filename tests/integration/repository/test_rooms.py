@@ -35,7 +35,7 @@ ARROWS = {
         "snapshot/config_values",
     },
     "store": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
-    # Its command makes the page, and says who trains a run and what is gone.
+    # Its command makes the page, and says what is gone.
     "snapshot": {
         "model",
         "data",
@@ -43,7 +43,6 @@ ARROWS = {
         "store",
         "browser/space",
         "config/removed",
-        "training/run/status",
     },
     "browser": {"model", "data", "snapshot", "store"},
     # The errors of other rooms decide the exit code that all processes agree on.

@@ -1,8 +1,7 @@
-"""`python -m snapshot status` says how far a run is, by its store or by its folder."""
+"""`python -m snapshot status` says how far the run in a store is."""
 
 from __future__ import annotations
 
-import shutil
 from contextlib import nullcontext
 
 import pytest
@@ -10,12 +9,8 @@ import pytest
 import hubs
 import runs
 import stores
-from config.compose import load_config
-from config.stored import as_yaml
-from disks import as_anybody
 from snapshot.__main__ import main
 from store.kinds import open_store
-from training.run.run_dir import RunLock
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -54,21 +49,8 @@ def test_a_status_of_nothing_is_a_mistake(words, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_status_of_a_run_s_folder(finished_run, tmp_path, capsys):
-    run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    (run_dir / "exit_code").write_text("0\n")
-    assert main(["status", str(run_dir)]) == 0
-    said = capsys.readouterr().out
-    assert "step      30 is the newest" in said
-    assert "state     ended: all steps are done (exit code 0)" in said
-
-
-def test_the_status_of_another_user_s_run_that_has_not_ended(tmp_path, capsys):
-    run_dir, lock = tmp_path / "run", RunLock()
-    lock.acquire(run_dir)
-    (run_dir / "config.yaml").write_text(as_yaml(load_config([])))
-    with as_anybody():
-        assert main(["status", str(run_dir)]) == 0
-    said = capsys.readouterr().out
-    assert "step      no step yet" in said
-    assert "state     training, or killed: there is no exit code" in said
+def test_a_folder_of_a_run_is_no_store(finished_run, capsys):
+    assert main(["status", str(finished_run)]) == 2
+    assert "is a folder, and status is that of a store. The newest line of metrics.jsonl" in (
+        capsys.readouterr().err
+    )
