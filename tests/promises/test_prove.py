@@ -21,7 +21,8 @@ LIMIT_SECONDS = 900
 def words_of(setting, small, folder):
     """The words of train.py for a set-up."""
     if setting == "a stream":
-        rows = [json.dumps({"text": f"row {i} " + "goes on, " * (i % 7)}) for i in range(3000)]
+        numbers = [" ".join(str(i * k) for k in range(1, 3 + i % 7)) for i in range(1000, 4000)]
+        rows = [json.dumps({"text": f"multiples: {row}"}) for row in numbers]
         (folder / "rows.jsonl").write_text("\n".join(rows))
         own = [one for one in small if not one.startswith("data.source")]
         return [*own, f"data.source={folder / 'rows.jsonl'}"]
