@@ -13,6 +13,7 @@ from data.public_names import public_resume
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
+    LARGEST_STEP,
     TEMPORARY_PREFIX,
     manifest_sha256,
     newest_verified,
@@ -24,6 +25,7 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.source import find, naming
+from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
 from store.errors import (
     StoreError,
     StoreMissing,
@@ -31,6 +33,7 @@ from store.errors import (
     StoreRefused,
     StoreUnreachable,
 )
+from store.fence import Fenced
 from store.fetch import Contents, Fetched, NoneWhole, StateCheck, fetch_newest, read_store
 from store.latest import METRICS, Latest
 from store.store import Store
@@ -157,10 +160,10 @@ def newest_of_disk_and_store(
 ) -> Start:
     """The newer of `local`, the newest on this disk, and the store's, downloaded to `root`.
 
-    With `own.for_all` it is the store's wherever that has one. Raises SnapshotError if the store
-    holds something else, or if neither has a whole snapshot but the store should; StoreError if
-    this disk has no snapshot that may do, and it is unknown whether the store has; what `refuse`
-    raises.
+    With `own.for_all`, what only this disk has is uploaded, for other machines. Raises
+    SnapshotError if the store holds something else, or if neither has a whole snapshot but the
+    store should; StoreError if this disk has no snapshot and it is unknown whether the store has,
+    or if that upload fails; what `refuse` raises.
     """
     can_do_without = local.folder is not None and not own.for_all
     try:
@@ -172,40 +175,69 @@ def newest_of_disk_and_store(
     _refuse_contents(own, contents)
     local = replace(local, contents=contents)
     latest, step = contents.latest, -1 if local.state is None else local.state.step
-    if latest is None:
-        return local
-    if local.state is not None and latest.run_id != local.state.run_id:
-        if own.takeover:
-            return local
-        raise SnapshotError(
-            f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. To "
-            "continue the local run, name another store, or replace what this one holds with "
-            "hub.takeover=true; to continue the run in the store, give another run.name (and "
-            "run.dir, if that is set)."
-        )
-    local = replace(local, reason=f"{local.reason}; {own.store.name} has step {latest.step}")
-    if local.folder is not None and manifest_sha256(local.folder) == latest.manifest_sha256:
-        return replace(local, remote=contents.pinned(latest.folder))
-    if latest.step <= step and not own.for_all:
-        return local
+    if latest is not None and local.state is not None and latest.run_id != local.state.run_id:
+        if not own.takeover:
+            raise SnapshotError(
+                f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. To "
+                "continue the local run, name another store, or replace what this one holds with "
+                "hub.takeover=true; to continue the run in the store, give another run.name (and "
+                "run.dir, if that is set)."
+            )
+        return _from_disk(own, contents, local)
+    if latest is None or latest.step <= step:
+        return _from_disk(own, contents, local)
     try:
-        after = -1 if own.for_all else step
-        found = fetch_newest(contents, root, refuse=refuse, after=after)
+        found = fetch_newest(contents, root, refuse=refuse, after=step)
     except NoneWhole as error:
         if local.state is None:
             fault = f"{str(error).rstrip('.')}. Start again in another store."
             raise SnapshotError(fault) from error
-        return local.skipping(error.faults)
+        return _from_disk(own, contents, local.skipping(error.faults))
     except (StoreError, DiskFault) as error:
         if not can_do_without:
             raise
         what = f"step {latest.step} of {contents.name} could not be fetched"
         return local.warned(f"{what}: {error}")
     why = "there is none here" if local.state is None else f"newer than step {step} here"
-    if latest.step <= step:
-        why = f"other machines lack step {step}"
     fetched = _at(found, f"{found.path}, fetched from {contents.name}: {why}")
     return replace(fetched, warnings=local.warnings + fetched.warnings, fetched=True)
+
+
+def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
+    """`local`, and its name in the store if that has the same or other machines need it."""
+    if local.folder is None or local.state is None:
+        return local
+    digest, latest = manifest_sha256(local.folder), contents.latest
+    if own.for_all and (latest is None or latest.manifest_sha256 != digest):
+        contents = _upload_for_all(own, contents, local.folder, local.state)
+        latest = contents.latest
+    if latest is None or latest.run_id != local.state.run_id:
+        return local
+    return replace(
+        local,
+        contents=contents,
+        reason=f"{local.reason}; {own.store.name} has step {latest.step}",
+        remote=contents.pinned(latest.folder) if latest.manifest_sha256 == digest else None,
+    )
+
+
+def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunState) -> Contents:
+    """The contents of the store with a snapshot that only this disk has, for other machines.
+
+    A machine may have been killed after a snapshot and before its upload. Raises StoreError if it
+    cannot be uploaded.
+    """
+    prunes_nothing = Policy(LARGEST_STEP, 0.0, own.private, own.takeover)
+    target = UploadTarget(
+        own.store, prunes_nothing, state.run_id, uuid.uuid4().hex, contents.latest
+    )
+    attempt, upload = Attempt(target), Upload(newest, Card(f"# Step {state.step}\n"))
+    try:
+        with_retries(lambda: attempt.upload(upload))
+    except Fenced as error:
+        again = f"another start has uploaded to {own.store.name} meanwhile. Start again."
+        raise StoreUnreachable(again, "another uploads") from error
+    return with_retries(lambda: read_store(own.store))
 
 
 def _read_or_create(own: RunStore) -> Contents:

@@ -75,30 +75,45 @@ def for_all(seconds: float = 5.0):
 
 
 @pytest.mark.parametrize("uploaded", [[], [20], [20, 30]], ids=str)
-def test_machines_with_disks_of_their_own_begin_from_what_the_store_has(
+def test_what_one_disk_has_is_uploaded_before_the_others_begin(
     near_hub, finished_run, tmp_path, uploaded
 ):
-    """The machine may have been killed after a snapshot and before its upload."""
+    """The machine was killed after a snapshot and before its upload."""
     if uploaded:
         hubs.seed(near_hub, *(runs.snapshot(finished_run, step) for step in uploaded))
     run_dir = shutil.copytree(finished_run, tmp_path / "first")
     start = choose_start(run_dir, "auto", for_all())
-    if not uploaded:
-        assert (start.state.step, start.remote) == (30, None)
-        return  # the other machines refuse to begin without it
-    assert (start.state.step, start.fetched) == (uploaded[-1], uploaded == [20])
+    assert (start.folder, start.state.step) == (runs.snapshot(run_dir, 30), 30)
+    assert (start.fetched, start.warnings) == (False, ())
+    assert start.remote is not None  # for the other machines
     other = choose_start(tmp_path / "other", "auto", for_all())
-    assert (other.state.step, other.fetched) == (uploaded[-1], True)
+    assert (other.state.step, other.fetched) == (30, True)
     assert manifest_sha256(other.folder) == manifest_sha256(start.folder)
-    assert start.remote is not None
+    repo = near_hub.repo(hubs.REPO)
+    assert hubs.steps_at_head(repo) == (uploaded if 30 in uploaded else [*uploaded, 30])
+    generations = [one["generation"] for one in hubs.all_latest(near_hub)]
+    assert generations == sorted(generations)
+
+
+def test_a_takeover_uploads_before_the_others_begin(near_hub, finished_run, tmp_path):
+    """The store holds another run until then."""
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    hubs.put(near_hub, runs.snapshot(finished_run, 20), 20, run="f" * 32)
+    with pytest.raises(SnapshotError, match="holds another run than"):
+        choose_start(run_dir, "auto", for_all())
+    start = choose_start(run_dir, "auto", replace(for_all(), takeover=True))
+    assert (start.state.step, start.fetched) == (30, False)
+    assert start.remote is not None  # for the other machines
+    assert hubs.latest(near_hub)["run_id"] == start.state.run_id
 
 
 @pytest.mark.parametrize("is_down", [False, True])
 def test_without_the_store_no_machine_begins(near_hub, finished_run, is_down):
     """The same command may succeed later: a loop tries it again."""
     hubs.seed(near_hub, runs.snapshot(finished_run, 20))
-    near_hub.down() if is_down else near_hub.fault("tree", "status", status=503, times=None)
-    with pytest.raises(StoreUnreachable, match="holds a snapshot of this run"):
+    near_hub.down() if is_down else near_hub.fault("commit", "status", status=503, times=None)
+    words = "snapshot of this run" if is_down else "503"
+    with pytest.raises(StoreUnreachable, match=words):
         choose_start(finished_run, "auto", for_all(1.0))
 
 
