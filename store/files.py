@@ -60,9 +60,10 @@ class Files(Store):
         """Nothing: a folder comes with its first file, and a bucket is the user's to create."""
 
     def remove(self) -> None:
-        """Remove the folder, if it exists."""
+        """Remove all files of the folder, if it exists."""
         with suppress(NoFile):
-            self.ask(partial(self._fs.rm, self._root, recursive=True))
+            for path in self.list_files():
+                self.delete(path)
 
     def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
         """The present files. The token is the hash of `latest.json`.
@@ -240,6 +241,11 @@ class Disk(Files):
                 flush([target])
 
         self.ask(write, _size_of(source))
+
+    def remove(self) -> None:
+        """Remove the folder, if it exists."""
+        with suppress(NoFile):
+            self.ask(partial(self._fs.rm, self._root, recursive=True))
 
     def delete(self, path: str) -> None:
         """Delete a file, and its folder if that is empty then."""

@@ -142,7 +142,7 @@ FAULTS = {
     },
     "S3": {
         "503 on contents": [("PUT", "status", {"times": 2})],
-        "503 on contents for long": [("PUT", "status", {"times": 40})],
+        "503 on contents for long": [("PUT", "status", {"times": 20})],
         "500 on the listing": [("GET", "status", {"after": 2, "status": 500})],
         "403 on a manifest": [("PUT manifest", "status", {"status": 403})],
         "a hang of a content": [("PUT model.safe", "hang", {})],
