@@ -64,16 +64,14 @@ class MessagesColumn(TextColumn):
     of_texts: ClassVar = False
 
     def among(self, columns: Collection[str]) -> list[str]:
-        turns = self._turns_among(columns)
+        turns = [name for names in self._turns_among(columns) for name in names]
         extras = [name for name in EXTRAS if name in columns and name not in turns]
         return [*turns, *extras] if turns else []
 
-    def _turns_among(self, columns: Collection[str]) -> list[str]:
-        chosen = MESSAGES if self.name == DEFAULT_COLUMN else self.name
-        if chosen in columns:
-            return [chosen]
-        is_pair = self.name == DEFAULT_COLUMN and all(name in columns for name in PAIR)
-        return list(PAIR) if is_pair else []
+    def _turns_among(self, columns: Collection[str]) -> list[tuple[str, ...]]:
+        """The columns that hold a conversation; of several choices a row has the first one."""
+        choices = [(MESSAGES,), PAIR] if self.name == DEFAULT_COLUMN else [(self.name,)]
+        return [names for names in choices if all(name in columns for name in names)]
 
     def missing(self, source: str, columns: Iterable[str]) -> DataError:
         if self.name != DEFAULT_COLUMN:
@@ -84,10 +82,11 @@ class MessagesColumn(TextColumn):
         )
 
     def document(self, row: Mapping[str, Any]) -> str:
-        turns = self._turns_among(row)
-        if all(row[name] is None for name in turns):  # as where a row has no such column
+        choices = self._turns_among(row)
+        turns = next((one for one in choices if any(row[name] is not None for name in one)), None)
+        if turns is None:  # as where a row has no such column
             return ""
-        others = [name for name in self.among(row) if name not in turns]
+        others = [name for name in self.among(row) if name in EXTRAS and name not in turns]
         extras = {name: row[name] for name in others if row[name] not in (None, "")}  # "" of CSV
         conversation = conversation_of([row[name] for name in turns], extras)
         return _checked(self.name, conversation.as_json()) + "\n"

@@ -7,6 +7,7 @@ fails: half a minute while a run starts, hours once it trains.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +25,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers
 
 from common.failures import Failure, Refused, Unanswered, failure_of
-from common.printable import redact_urls
+from common.printable import printable, redact_urls
 from common.retries import Answer, with_retries
 from data.errors import DataError, TextUnreachable
-from data.reading.groups import URL, DataFile
+from data.reading.groups import HUB_URL, URL, DataFile
 
 TIMEOUT_SECONDS = 20.0
 """How long a request waits for the next bytes."""
@@ -131,7 +132,7 @@ class Access:
             return with_retries(ask, partial(self._wait, source))
         except Failure as failure:
             what = f"data.source={redact_urls(source)}{subject}"
-            raise DataError(f"{what} {_sentence(failure)}") from failure
+            raise DataError(f"{what} {_sentence(source, failure)}") from failure
 
     def _wait(self, source: str, failure: Failure, waited: float, delay: float) -> None:
         what = f"data.source={redact_urls(source)}"
@@ -201,16 +202,34 @@ def version_of(info: dict[str, Any]) -> str:
     return f"{info.get('size')}-{version}"
 
 
-def _sentence(failure: Failure) -> str:
+def _sentence(source: str, failure: Failure) -> str:
     """What a failure that lasts says of a file, after its name."""
     cause, status = failure.cause, failure.status
     if isinstance(cause, Refused):
         return str(cause)
+    is_url = URL.match(source) is not None
+    if isinstance(cause, OSError) and cause.filename is not None and not is_url:
+        return _sentence_here(cause, failure)
+    log_in = "" if is_url and not source.startswith(HUB_URL) else f" {LOG_IN}"
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
         return (
             f"does not exist ({failure}): it was renamed or deleted, or is private. Check its "
-            f"name. {LOG_IN}"
+            f"name.{log_in}"
         )
     if status in (401, 403) or isinstance(cause, PermissionError):
-        return f"is refused ({failure}). {LOG_IN} The signature of a URL may have expired."
+        remedy = log_in or " Check the credentials."
+        return f"is refused ({failure}).{remedy} The signature of a URL may have expired."
     return f"cannot be read: {failure}. Check the address of the file, and the credentials."
+
+
+def _sentence_here(cause: OSError, failure: Failure) -> str:
+    """The same of a file of this machine."""
+    if not isinstance(cause, FileNotFoundError):
+        return f"cannot be read: {failure}. Check the path, and who may read it."
+    if Path(cause.filename).is_symlink():
+        link = printable(os.fsdecode(cause.filename))
+        return f"does not exist: the link {link} leads to no file. Restore the file or the link."
+    return (
+        "does not exist: there is no such file. Check the path. A data set of the Hub is named "
+        "owner/name."
+    )

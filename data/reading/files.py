@@ -9,6 +9,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -19,10 +20,9 @@ from common.shared_files import digest_of, make_once
 from data.errors import DataError
 from data.reading.access import Access, file_system, version_of
 from data.reading.formats import COMPRESSIONS, FORMATS, TEXT, format_of, is_data, suffixes
-from data.reading.groups import HTTP, TRAIN, URL, DataFile
+from data.reading.groups import HTTP, HUB_URL, TRAIN, URL, DataFile
 from data.reading.hub import NAME, hub_files
 
-HUB_URL = "hf://"
 DOCS, STDLIB = BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that ship with Python."""
 NO_TEXTS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
@@ -96,15 +96,28 @@ def listed_files(access: Access, source: str) -> list[DataFile]:
             paths = [path]
         infos = {name: system.info(name) for name in sorted(paths)}
         infos = {name: info for name, info in infos.items() if info["type"] == "file"}
-        # Protocol, host and account of the source, before the path in its file system.
-        begin = source[: max(0, source.find(path))] if URL.match(source) else ""
+        url_of = partial(_url_in, source, path) if URL.match(source) else str
         names = names_in_folder([*infos])
         return [
-            DataFile(begin + path, name, int(info["size"]), version_of(info))
+            DataFile(url_of(path), name, int(info["size"]), version_of(info))
             for name, (path, info) in zip(names, infos.items(), strict=True)
         ]
 
     return sorted(access.until_answered(source, list_files), key=lambda file: file.name)
+
+
+def _url_in(source: str, path: str, other: str) -> str:
+    """The URL of a path in the file system of a source, whose own path there is `path`.
+
+    A source and its path end alike. Before that a source has a protocol, perhaps a host or an
+    account, and a path may have what stands elsewhere in its URL: the one replaces the other.
+    """
+    url, chained, containers = source.partition("::")
+    url = url.rstrip("/")
+    ends = zip(reversed(url), reversed(path), strict=False)
+    shared = len([*takewhile(lambda pair: pair[0] == pair[1], ends)])
+    begin, begin_of_path = url[: len(url) - shared], path[: len(path) - shared]
+    return begin + other.removeprefix(begin_of_path) + chained + containers
 
 
 def names_in_folder(paths: Sequence[str]) -> list[str]:

@@ -38,6 +38,7 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
 """By file extension, what wraps an open binary file."""
 LFS_POINTER = b"version https://git-lfs"
 """Begins the small text that a clone without Git LFS has in the place of a file."""
+LFS_REMEDY = "a Git LFS pointer. Fetch the file itself: git lfs pull"
 
 
 def suffixes(path: str) -> tuple[str, str]:
@@ -74,7 +75,7 @@ def decompressed(name: str, file: Any) -> IO[bytes]:
 def other_content(head: bytes) -> str | None:
     """What the first bytes of a content are and what to do; None if they can be of a text."""
     if head.startswith(LFS_POINTER):
-        return "a Git LFS pointer. Fetch the file itself: git lfs pull"
+        return LFS_REMEDY
     # NUL is a character of UTF-8, but no text has many: a tar archive, UTF-16, a torn copy do.
     if head.count(0) * 4 > len(head):
         return "NUL bytes for the most part. Unpack it, convert it to UTF-8, or copy it again"

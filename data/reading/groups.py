@@ -11,6 +11,7 @@ from data.reading.formats import suffixes
 TRAIN = "train"
 """The split of a data set that is trained on."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+HUB_URL = "hf://"
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 
 

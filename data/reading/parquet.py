@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from common.printable import reason_of
 from data.errors import DataError
+from data.reading.formats import HEAD_BYTES, LFS_POINTER, LFS_REMEDY
 from data.reading.groups import Group
 from data.reading.table import FileRange, Row, Table
 
@@ -76,6 +77,8 @@ def _footer_of(table: Table) -> parquet.FileMetaData:
     try:
         return parquet.read_metadata(FileRange(table))
     except (pa.ArrowException, OSError) as error:
+        if table.read(0, HEAD_BYTES).startswith(LFS_POINTER):
+            raise table.broken(f"{table.file.name} is {LFS_REMEDY}.") from error
         raise table.broken(
             f"{table.file.name} cannot be read as Parquet: {reason_of(error)}. Copy it again, or "
             "leave it out."

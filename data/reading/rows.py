@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from operator import attrgetter
 
 from common.printable import reason_of, redact_urls
@@ -37,19 +38,24 @@ def list_source(
     access: Access,
     revision: str | None = None,
     split: str = TRAIN,
+    skip_broken: bool = False,
 ) -> Listing:
     """The files of `source` and their groups of rows, in the same order on every machine.
 
     A source is a folder, a path or a pattern of this machine; a data set of the Hub as `owner/name`
     or `owner/name@revision`, of which a `split` of the default configuration is read; files of it
     as `hf://datasets/owner/name@revision/data/*.parquet`; an http(s) URL, which is downloaded; or
-    what fsspec has a file system for. `revision` is the commit of an earlier start.
+    what fsspec has a file system for. `revision` is the commit of an earlier start. With
+    `skip_broken` a file that cannot be listed is left out with a warning.
 
     Raises DataError if there are no such files, and TextUnreachable if a network or a server fails
     for longer than a start waits.
     """
     with access.at_start(), Progress(access.say) as progress:
-        return list_files(source, TextColumn(text_column), access, progress, revision, split)
+        column = TextColumn(text_column)
+        return list_files(
+            source, column, access, progress, revision, split, skip_broken=skip_broken
+        )
 
 
 def list_files(
@@ -60,6 +66,7 @@ def list_files(
     revision: str | None = None,
     split: str = TRAIN,
     copies: bool = False,
+    skip_broken: bool = False,
 ) -> Listing:
     """The listing of a source, see `list_source`; with `copies` all files are on this machine."""
     name = redact_urls(source)
@@ -73,9 +80,8 @@ def list_files(
         raise cache_error(access.cache_dir, error) from error
     listing = Listing(name, commit, kind, column, tuple(files), (), "")
     with ThreadPoolExecutor(READERS) as pool:
-        groups = [
-            group for found in pool.map(groups_of, tables_of(listing, access)) for group in found
-        ]
+        listed = pool.map(partial(groups_of, skip_broken=skip_broken), tables_of(listing, access))
+        groups = [group for found in listed for group in found]
     if not groups:
         raise DataError(f"data.source={listing.name} is empty: it has no rows.")
     contents = [content_of(access, name, file) for file in files]
@@ -90,10 +96,19 @@ def tables_of(listing: Listing, access: Access) -> Iterator[Table]:
         yield Table(access, listing.name, listing.column, file, number, unopened=unopened)
 
 
-def groups_of(table: Table) -> list[Group]:
-    """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged."""
-    with table.decoding():
-        return reader_of(table.file).groups(table)
+def groups_of(table: Table, skip_broken: bool = False) -> list[Group]:
+    """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged.
+
+    With `skip_broken` a damaged one has none, with a warning.
+    """
+    try:
+        with table.decoding():
+            return reader_of(table.file).groups(table)
+    except BrokenText as error:
+        if not skip_broken:
+            raise
+        table.access.note_left_out(table.source, f"{table.file.name}: {reason_of(error)}")
+        return []
 
 
 def content_of(access: Access, source: str, file: DataFile) -> str:
@@ -124,7 +139,8 @@ def documents(
     """The number and the text of each row of a group that has one, with a final newline.
 
     All texts of tables are read here. Raises BrokenText for a bad row, or adds it to `left_out`, if
-    that is given; if the rest of the group cannot be decoded; and if no row has the column.
+    that is given, and if the rest of the group cannot be decoded. Raises DataError if no row of the
+    first group of a file has the column; rows of a later one may have no text.
     """
     number, has_column = 0, False
     names: dict[str, None] = {}
@@ -150,7 +166,7 @@ def documents(
                 names |= dict.fromkeys(values)
             if text:
                 yield number, text
-    if names and not has_column:
+    if names and not has_column and group.index == 0:
         raise table.column.missing(table.where, list(names))
 
 

@@ -52,6 +52,7 @@ def list_stream(
             access,
             revision,
             split,
+            data.skip_broken,
         )
         for part, revision in zip(parts_of(data), revisions, strict=True)
     ]
@@ -145,8 +146,10 @@ def _open_held_out(
                 of_source = source.held_out_texts(share)
                 if not of_source:
                     raise DataError(
-                        f"data.source={name} has no held-out row. Raise data.val_fraction, name "
-                        "another data.held_out_split, or use more text."
+                        f"data.source={name}: none of its held-out rows has a text in "
+                        f"data.text_column={source.listing.column.name}. Name the column of the "
+                        "texts. If other rows have a text there, raise data.val_fraction, or name "
+                        "another data.held_out_split."
                     )
                 texts += of_source
         tokenizer = sources[0].tokenizer

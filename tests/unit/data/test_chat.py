@@ -177,7 +177,10 @@ def rows_of(kind: str, path):
     if kind == "messages":
         return chats.write(path, FEW)
     pairs = [{"prompt": one[:-1], "completion": one[-1:]} for one in FEW]
-    if kind != "prompt and completion":
+    if kind == "messages of some rows":
+        pairs = [pair | {"messages": None} for pair in pairs]
+        pairs[0] = {"prompt": None, "completion": None, "messages": FEW[0]}
+    elif kind != "prompt and completion":
         pairs = [{"prompt": one[0]["content"], "completion": one[1]["content"]} for one in FEW]
     if kind == "messages and a text":
         pairs = [pair | {"prompt": one[:1]} for pair, one in zip(pairs, FEW, strict=True)]
@@ -189,7 +192,10 @@ def rows_of(kind: str, path):
 
 @pytest.mark.parametrize(
     "kind",
-    ["messages", "prompt and completion", "texts", "messages and a text", "a text and messages"],
+    [
+        *("messages", "messages of some rows", "prompt and completion"),
+        *("texts", "messages and a text", "a text and messages"),
+    ],
 )
 def test_a_prepared_conversation_is_what_its_template_encodes(prepare, tmp_path, kind):
     corpus = prepare(rows_of(kind, tmp_path / "chat.jsonl"))

@@ -97,6 +97,20 @@ def test_what_is_broken_is_left_out_where_the_user_says_so(tmp_path, name):
     assert warning.endswith(") and 1 more after it") or not texts
 
 
+def test_a_file_that_cannot_be_listed_is_left_out_as_well(tmp_path):
+    (folder := tmp_path / "texts").mkdir()
+    (folder / "a.parquet").write_bytes(b"PAR1 and no more")
+    parquet.write_table(pa.table({"text": ["a"]}), folder / "b.parquet")
+    warnings = []
+    access = Access(tmp_path / "cache", None, warnings.append)
+    with pytest.raises(BrokenText, match=r"a\.parquet cannot be read as Parquet"):
+        list_source(str(folder), "text", access)
+    listing = list_source(str(folder), "text", access, skip_broken=True)
+    assert [read_group(listing, group, access) for group in listing.groups] == [["a\n"]]
+    (warning,) = warnings
+    assert "left out: a.parquet: data.source=" in warning
+
+
 FOLLOWED = [
     ({"a.jsonl": lines({"text": 3, "body": "a"})}, r"name another column", {}, "a.jsonl", "body"),
     ({"a.jsonl": lines({"text": 3})}, "Convert it", {"a.jsonl": lines(A)}, "a.jsonl", "text"),

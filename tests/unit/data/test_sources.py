@@ -156,7 +156,10 @@ def test_each_row_of_a_table_that_has_text_is_a_document(prepare, text_of, tmp_p
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("missing.JSONL", "does not exist"),
+        (
+            "missing.JSONL",
+            r"there is no such file\. Check the path\. A data set of the Hub is",
+        ),
         ("not a name of anything", "does not exist"),
         ("nobody/has-this", "neither a file here nor a data set"),
         ("~nobody-has-this-name/x.txt", "does not exist"),
@@ -166,7 +169,8 @@ def test_each_row_of_a_table_that_has_text_is_a_document(prepare, text_of, tmp_p
         ("\udcff.txt", "does not exist"),
         ("/dev/zero", "names no file"),  # it would be read for ever
         ("?.txt", "names no file"),
-        ("*.md", "does not exist"),
+        ("*.md", r"does not exist: the link \S+/a\.md leads to no file"),
+        ("links", r"does not exist: the link \S+/links/a\.jsonl leads to no file"),
         ("folder", r"texts are named by a pattern such as \*\.txt"),
         ("mixed/*", "mixes formats"),
     ],
@@ -176,10 +180,13 @@ def test_what_is_not_there_or_no_file_is_told(complaint, tmp_path, monkeypatch, 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     os.mkfifo(tmp_path / "a.txt")
     (tmp_path / "a.md").symlink_to(tmp_path / "gone.md")
-    for name in ("folder/notes.txt", "mixed/a.txt", "mixed/b.jsonl"):
+    for name in ("folder/notes.txt", "mixed/a.txt", "mixed/b.jsonl", "links/b.jsonl"):
         put(tmp_path / name, TEXT)
+    (tmp_path / "links/a.jsonl").symlink_to(tmp_path / "gone.jsonl")
 
-    assert re.search(reason, complaint(source))
+    sentence = complaint(source)
+    assert re.search(reason, sentence)
+    assert "hf auth login" not in sentence
 
 
 # What is no text.
@@ -200,6 +207,7 @@ CONTENTS = {
     "zst.txt": (COMPRESS["zst"](TEXT.encode()), NAME),
     "txt": (gzip.compress(TEXT.encode()), NAME),
     "md": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer. .*git lfs pull"),
+    "parquet": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer. .*lfs pull"),
     "data": (b"PAR1" + bytes(99), NUL),
     "2.txt": (b"\xfe\xff" + TEXT.encode("utf-16-be"), NUL),
     "5.txt": ("a plain text".encode("utf-32-be"), NUL),

@@ -249,6 +249,12 @@ def test_a_file_that_two_sources_name_differently_is_held_out_in_both(tmp_path):
     assert alone.tolist() == [float(is_shared) for is_shared in shared]
 
 
+def test_a_text_without_a_text_in_its_column_is_refused_with_the_key(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n' * 20)
+    with pytest.raises(DataError, match=r"none of its held-out rows has a text in data\."):
+        streams.corpus(tmp_path, tmp_path / "a.jsonl")
+
+
 def test_a_text_with_only_held_out_rows_is_refused(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     corpus = streams.corpus(tmp_path, folder, val_fraction=1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import shutil
+import zipfile
 from typing import ClassVar
 
 import fsspec
@@ -54,6 +55,16 @@ def test_every_row_of_parquet_that_has_text_is_read_once(tmp_path, compression, 
         text for group in listing.groups for text in read_group(listing, group, Access(tmp_path))
     ]
     assert found == [text for _, text in ROWS]
+
+
+@pytest.mark.parametrize("skip_broken", [False, True])
+def test_later_groups_of_a_file_may_have_no_text(tmp_path, monkeypatch, skip_broken):
+    monkeypatch.setattr(lines, "GROUP_BYTES", 1000)
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(lines_of(TEXTS[:50]) + b'{"meta": "a"}\n' * 200)
+    groups = read(file, tmp_path, skip_broken=skip_broken)
+    assert groups[-1] == []
+    assert [text for group in groups for text in group] == [f"{one}\n" for one in TEXTS[:50] if one]
 
 
 @pytest.mark.parametrize("size", [1, 50, 1000, 1 << 24])
@@ -168,7 +179,7 @@ def test_a_file_of_a_store_is_read_as_one_of_this_disk(tmp_path):
 
 
 class Hosted(MemoryFileSystem):
-    """A file system of a host, which its URLs name."""
+    """A file system of a host, which its URLs name, perhaps after a folder: of an account."""
 
     protocol = "hosted"
     store: ClassVar = {}
@@ -180,18 +191,29 @@ class Hosted(MemoryFileSystem):
     @classmethod
     def _strip_protocol(cls, path):
         _, has_host, rest = path.partition("hosted://")
-        return super()._strip_protocol(f"/{rest.partition('/')[2]}" if has_host else path)
+        host, _, inside = rest.partition("/")
+        folder = host.rpartition("@")[0]
+        return super()._strip_protocol(f"{folder}/{inside}" if has_host else path)
 
     @staticmethod
     def _get_kwargs_from_urls(path):
-        return {"host": path.removeprefix("hosted://").partition("/")[0]}
+        return {"host": path.removeprefix("hosted://").partition("/")[0].rpartition("@")[2]}
 
 
 @pytest.mark.parametrize("end", ["", "/", "/*.jsonl", "/a.jsonl"])
-def test_a_store_with_a_host_in_its_urls_is_read(tmp_path, end):
+@pytest.mark.parametrize("begin", ["a-host/rows", "rows@a-host"])
+def test_a_store_with_a_host_in_its_urls_is_read(tmp_path, begin, end):
     fsspec.register_implementation("hosted", Hosted, clobber=True)
     Hosted("a-host").pipe_file("/rows/a.jsonl", lines_of(TEXTS))
-    assert texts_of(f"hosted://a-host/rows{end}", tmp_path) == [text for _, text in ROWS]
+    assert texts_of(f"hosted://{begin}{end}", tmp_path) == [text for _, text in ROWS]
+
+
+@pytest.mark.parametrize("files", ["", "*.jsonl", "a.jsonl"])
+def test_a_file_in_an_archive_is_read(tmp_path, files):
+    with zipfile.ZipFile(tmp_path / "rows.zip", "w") as archive:
+        archive.writestr("rows/a.jsonl", lines_of(TEXTS))
+    source = f"zip://rows/{files}::file://{tmp_path}/rows.zip"
+    assert texts_of(source, tmp_path) == [text for _, text in ROWS]
 
 
 UNLISTED = {
