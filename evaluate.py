@@ -11,7 +11,6 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ LARGEST_LOSS = 700
 """Nats per token. The perplexity of a larger loss, its exponential, overflows."""
 ADDRESS = re.compile(r"(?!hf:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 """A URL, except one of the Hub."""
-Say = Callable[[str], None] | None
 
 
 def main(arguments: list[str]) -> int:
@@ -112,7 +110,6 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         "batch_size": batch_size,
         "tokens_per_second": count / seconds,
         "device": str(device),
-        "trained_on": None if named.state is None else named.state.computed_on,
     }
 
 
@@ -148,8 +145,7 @@ def text_for(
         what = f"{options.model} is not a run of this project, so it has no text of its own"
         raise DataError(f"{what}. Name a text with --source{named_by}.")
     own = None if is_whole(options) else run
-    say: Say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
-    access = Access(Path(options.cache_dir), say)
+    access = Access(Path(options.cache_dir), say if on_terminal() else None)
     if own is None:
         data = other_text(run, options, block_size)
         corpus = open_text(data, named.folder, 0, access)
@@ -160,6 +156,11 @@ def text_for(
         own.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
     return corpus
+
+
+def say(line: str) -> None:
+    """Print what takes long."""
+    print(printable(line), file=sys.stderr)
 
 
 def other_text(run: RunText | None, options: argparse.Namespace, block_size: int) -> DataConfig:
@@ -230,7 +231,6 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
         "loss": f"{loss}, {perplexity}, over {part} {held_out}{unit}s",
         "speed": f"{figures['tokens_per_second']:,.0f} tokens/s on {figures['device']}, in float32",
         "lost": figures["lost"],
-        "trained": figures["trained_on"] and f"on {figures['trained_on'][:200]}",
     }
     for name, line in lines.items():
         if line is not None:

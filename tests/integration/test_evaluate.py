@@ -312,7 +312,7 @@ def test_the_command_prints_aligned_lines_and_nothing_else(finished_run, cache):
     result = runs.run(runs.command(*words, script="evaluate.py"), code=0)
     assert result.stderr == ""
     record, lines = reported(finished_run), result.stdout.splitlines()
-    assert [line[:10].strip() for line in lines] == ["model", "text", "loss", "speed", "trained"]
+    assert [line[:10].strip() for line in lines] == ["model", "text", "loss", "speed"]
     loss, per_byte = record["loss"], record["bits_per_byte"]
     assert lines[2].startswith(
         f"loss      {loss:.4f} nats per character, {per_byte:.4f} bits per byte, perplexity "
