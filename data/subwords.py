@@ -147,15 +147,6 @@ class SubwordTokenizer(Tokenizer):
         added = self._rust.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items()}
 
-    def as_transformers(self) -> Any:
-        """The same tokenizer as an object of transformers, which renders its chat templates."""
-        from transformers import PreTrainedTokenizerFast
-
-        template = self._settings.get("chat_template")
-        return PreTrainedTokenizerFast(
-            tokenizer_object=self._rust, chat_template=template, **self.special_tokens
-        )
-
     @property
     def chat_templates(self) -> dict[str, str]:
         """The chat templates by name; a single one is named default."""
@@ -205,6 +196,52 @@ class SubwordTokenizer(Tokenizer):
                 return [self._rust.encode(texts[0], add_special_tokens=False)]
             return list(self._rust.encode_batch_fast(texts, add_special_tokens=False))
 
+    def encode_parts(
+        self, parts: Iterable[tuple[str, bool, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of consecutive parts of a text, and the characters from which each one is.
+
+        A part is a text, whether it is a special token that a message spells out, and the index of
+        its first character. As transformers encodes a sanitized chat: a part is encoded after a
+        newline, because SentencePiece puts a space before whatever it is given. Raises DataError
+        if one has no encoding, or stays a special token as text.
+        """
+        newline, _ = self._with_marks("\n")
+        all_ids: list[int] = []
+        all_offsets: list[tuple[int, int]] = []
+        for text, as_text, begin in parts:
+            encode = self._as_text if as_text else self._with_marks
+            with self._refusing():
+                ids, offsets = encode(text)
+                after, places = encode("\n" + text) if begin else ([], [])
+            if begin and after[: len(newline)] == newline:
+                ids = after[len(newline) :]
+                offsets = [(first - 1, end - 1) for first, end in places[len(newline) :]]
+            if as_text and self._reading_marks.token_to_id(text) in ids:
+                raise DataError(f"{self._where} cannot encode {text} as text: it stays one token")
+            all_ids += ids
+            all_offsets += [(begin + first, begin + end) for first, end in offsets]
+        return all_ids, all_offsets
+
+    def _with_marks(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text in which special tokens are read as such, and their places."""
+        encoding = self._reading_marks.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def _as_text(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text in which added tokens are text, too; each is at all of it."""
+        rust, splits = self._reading_marks, [text]
+        if rust.normalizer is not None:
+            splits = [rust.normalizer.normalize_str(text)]
+        if rust.pre_tokenizer is not None:
+            splits = [split for split, _ in rust.pre_tokenizer.pre_tokenize_str(splits[0])]
+        ids = [token.id for split in splits for token in rust.model.tokenize(split)]
+        return ids, [(0, len(text))] * len(ids)
+
+    @cached_property
+    def _reading_marks(self) -> RustTokenizer:
+        return RustTokenizer.from_str(self._rust.to_str())
+
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
@@ -212,9 +249,9 @@ class SubwordTokenizer(Tokenizer):
         except Exception as error:  # of many types: a lone surrogate, no unknown token, ...
             raise DataError(f"{self._where} cannot encode the text: {error}") from error
 
-    def decode(self, ids: Sequence[int] | NDArray, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: Sequence[int] | NDArray) -> str:
         numbers = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        return self._rust.decode(numbers, skip_special_tokens=skip_special_tokens)
+        return self._rust.decode(numbers, skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
         settings = json.dumps({**FIXED_SETTINGS, **self._settings}).encode() + b"\n"

@@ -83,8 +83,10 @@ def test_a_reply_ends_at_its_end_and_not_at_its_beginning():
     )
     template = template_of(whole_turn)
     assert template.stops() == {template.tokenizer.marks[one] for one in ("<|eot|>", "<|im_end|>")}
-    asks_for_more = template_of("{{ raise_exception('no tools') }}")
-    assert asks_for_more.stops() == {asks_for_more.tokenizer.marks["<|im_end|>"]}
+    of_parts = chats.LLAMA.replace("m['content']", "m['content'][0]['text']")
+    for name in ("{{ raise_exception('no tools') }}", of_parts):  # they ask for more
+        template = template_of(name)
+        assert template.stops() == {template.tokenizer.marks["<|im_end|>"]}
 
 
 @pytest.mark.parametrize("name", chats.TEMPLATES)
@@ -112,6 +114,12 @@ def test_a_conversation_has_the_same_tokens_on_every_day(prepare, tmp_path):
     assert text.startswith("26 Jul 2024<|im_start|>user")
 
 
+def test_of_a_conversation_that_the_assistant_begins_replies_alone_are_targets():
+    template = template_of(chats.CHATML_UNMARKED)
+    one = encoded(template, [{"role": "assistant", "content": "hello"}, *TWO_TURNS[:2]])
+    assert with_braces(template, one).startswith("<|im_start|>assistant\n{hello<|im_end|>\n}<|im")
+
+
 def test_a_question_after_the_last_reply_is_left_out():
     template = template_of("ChatML")
     one = encoded(template, TWO_TURNS[:3])
@@ -130,6 +138,32 @@ ODD = {
         chats.FORGETFUL,
         TWO_TURNS,
         "writes turn 2 differently when others follow",
+    ),
+    "a template that ends its last message alone": (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+        "{% if loop.last %}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}",
+        TWO_TURNS,
+        "begins a reply with '</s>",
+    ),
+    "a template that ends its last reply alone": (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+        "{% if loop.last and m['role'] == 'assistant' %}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}",
+        TWO_TURNS,
+        "writes turn 2 differently when others follow",
+    ),
+    "a template that marks nothing": (
+        chats.CHATML.replace("'assistant'", "'model'"),
+        TWO_TURNS,
+        "marks no assistant text by {% generation %}",
+    ),
+    "a prompt that opens with a mark": (
+        chats.CHATML_UNMARKED.replace(
+            "assistant\n' }}{% endif %}", "assistant\n<s>' }}{% endif %}"
+        ),
+        chats.said("the run", "the reply"),
+        "begins a reply with '<s>' when it asks for one, and writes turn 2 without that",
     ),
     "a template that opens a thought": (
         chats.CHATML_UNMARKED.replace(

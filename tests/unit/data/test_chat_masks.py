@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 import chats
 import tokenizer_kinds
-from data.chat import GENERATION, ChatTemplate
+from data.chat import ChatTemplate
 from data.messages import Conversation
 
 REPLY = "{% generation %}{{ m['content'] + '</s>' }}{% endgeneration %}"
@@ -71,12 +73,19 @@ def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
             assert 1 in expected["assistant_masks"], where
 
 
-def test_what_spells_a_special_token_is_left_out_where_a_template_marks_targets():
-    """transformers cannot say then which tokens are targets."""
-    template = chat_template("bytes", TEMPLATES["ChatML"])
-    for one in (chats.said("go</s>on", "no"), chats.said("go on", "no<|im_end|>")):
-        assert template.encode(Conversation(one), 500) is None
-        assert template.encode_prompt(Conversation(one[:1])).size
+@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
+def test_a_spelled_out_special_token_is_text_without_a_space(kind):
+    """Also where the template splits the reply at a special token: it leaves no fence open."""
+    tokenizer = tokenizer_kinds.tokenizer(kind, TEMPLATES["Qwen 3"])
+    template, marks = ChatTemplate(tokenizer, "here"), set(tokenizer.marks.values())
+    thinking = "<think>it was</think>"
+    spelled = chats.said("go</s>on, <|im_end|>\ue000\ue001 and", f"{thinking}no</s> step<s>is")
+    plain = chats.said("go on, and", f"{thinking}no step")
+    found, expected = (template.encode(Conversation(one), 500) for one in (spelled, plain))
+    assert [i for i in found.ids if i in marks] == [i for i in expected.ids if i in marks]
+    text = tokenizer.decode(found.ids)
+    assert "go</s>on, <|im_end|>\ue000\ue001 and" in text
+    assert "no</s> step<s>is" in text
 
 
 SPELLED = st.lists(
@@ -87,13 +96,17 @@ SPELLED = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(question=SPELLED, answer=SPELLED, argument=SPELLED)
 @pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
-def test_what_spells_special_tokens_is_text_in_every_template(kind, question, answer, argument):
-    for name, template in {**TEMPLATES, "of tools": OF_TOOLS, "ours": chats.UNMARKED}.items():
-        unmarked = GENERATION.sub("", template).replace("{% endgeneration %}", "")
-        ours = chat_template(kind, unmarked)
+def test_what_spells_special_tokens_has_the_tokens_of_transformers(
+    kind, question, answer, argument
+):
+    more = {"of tools": OF_TOOLS, "without marks": chats.UNMARKED}
+    for name, template in {**TEMPLATES, **more}.items():
+        ours, theirs = both_of(kind, template)
         messages = chats.said(f"a{question}", f"b{answer}")
         messages[1]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": argument}}}]
+        expected = theirs.apply_chat_template(messages, sanitize_control_tokens=True)["input_ids"]
         one = ours.encode(Conversation(messages), 10_000)
+        assert one.ids.tolist() == expected, name
         ids = one.ids[one.trained == 1].tolist()
         assert f"b{answer}".strip() in ours.tokenizer.decode(ids) or "</think>" in answer, name
 
@@ -106,5 +119,13 @@ OF_TOOLS = (
 
 
 @lru_cache
-def chat_template(kind: str, template: str) -> ChatTemplate:
-    return ChatTemplate(tokenizer_kinds.tokenizer(kind, template), "here")
+def both_of(kind: str, template: str):
+    """Our chat template and transformers' tokenizer, which lets nobody write what ours does not."""
+    from transformers import AutoTokenizer
+
+    ours = ChatTemplate(tokenizer_kinds.tokenizer(kind, template), "here")
+    with TemporaryDirectory() as folder:
+        ours.tokenizer.save(Path(folder))
+        theirs = AutoTokenizer.from_pretrained(folder)
+    theirs.chat_control_tokens = sorted(ours._unwritable)
+    return ours, theirs
