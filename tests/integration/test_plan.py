@@ -396,15 +396,15 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy(capsys):
         ("--processes 3 --tensor 3", "--tensor 3, but the model has 4"),
         (
             "--processes 2 --tensor 2 --precision fp16",
-            "mixed_precision: fp16 is not supported where processes share matrices",
+            "mixed_precision: fp16 cannot be used where processes share matrices",
         ),
         (
             "--processes 2 --context 2 run.attention=varlen",
-            "--context 2, and where processes share each sequence run.attention=varlen has no",
+            "--context 2: run.attention=varlen has no effect. Leave it out.",
         ),
         (
             "--processes 8 --context 8",
-            "--context 8, and the number of heads in attention, 4, is no multiple of it",
+            "--context 8, and the number of heads in attention on each process, 4, is no",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def only_inside(folder: Path) -> Iterator[None]:
             outside = [path for path in opened if not Path(path).is_relative_to(folder)]
         finally:
             opened = None
-    assert outside == []
+    assert not outside, f"opened outside the snapshot: {outside}"
 
 
 @contextmanager
