@@ -66,6 +66,8 @@ PATHS = (
     *("snapshot.resume", "run.name", "run.dir"),
 )
 """Keys whose text is, or may be, a path."""
+LONGEST_NAME = 255
+"""Bytes of the name of a file or a folder."""
 
 
 def problems(config: Config) -> list[str]:
@@ -134,6 +136,9 @@ def _why_no_path(text: str) -> str | None:
         return "is empty. Leave it out for its default"
     if os.path.expanduser(text).startswith("~"):  # noqa: PTH111  Path raises for this
         return f"names the home of an unknown user: write {Path.cwd() / text}"
+    sizes = [len(name.encode("utf-8", "surrogateescape")) for name in text.split("/")]
+    if "://" not in text and max(sizes) > LONGEST_NAME:
+        return f"has a name of more than {LONGEST_NAME} bytes, which is too long. Use a shorter one"
     return None
 
 

@@ -21,7 +21,7 @@ from common.retries import with_retries
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from model.families import ARCHITECTURES
 from model.family import ModelConfig
-from snapshot.disk.folder import expanded, readable
+from snapshot.disk.folder import expanded, readable, visible
 from snapshot.disk.load import TensorReader, files_of
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
@@ -35,9 +35,12 @@ from snapshot.disk.model import (
 from snapshot.errors import SnapshotError
 from snapshot.source import WEIGHTS, Source, find, naming
 from store.fetch import INFERENCE, SMALL, fetch
+from store.latest import SNAPSHOTS
 from store.store import PREFIX
 
 COMMIT = re.compile(r"[A-Za-z0-9]{5,128}")
+EXACT = re.compile(rf"[0-9a-f]{{7,40}}|{SNAPSHOTS}/.+")
+"""The part of a name that can mean only one commit or snapshot."""
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """Of each file with weights, in the digest of a base."""
 
@@ -134,13 +137,15 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
 
     Raises SnapshotError for what is no model, StoreError for a failed download.
     """
-    found, is_run = source.fetch_model(SMALL), source.is_run
+    is_run = source.is_run
+    if source.contents is not None and not is_run:  # there may be nothing to download
+        _refuse_other_files(named, source.contents.files, with_weights)
+    found = source.fetch_model(SMALL)
     folder, contents = found.path, found.contents
-    with readable(folder):
-        names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    if contents is not None and not is_run:
-        names = set(contents.files)
-    _refuse_other_files(named, names, with_weights and not is_run)
+    if contents is None or is_run:
+        with readable(folder):
+            names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+        _refuse_other_files(named, names, with_weights and not is_run)
     if contents is None:
         return Base(named, str(folder), folder)
     work: Callable[[], object] = partial(source.fetch_model, INFERENCE)
@@ -215,14 +220,14 @@ def open_base_of(
     """The base of the adapters in the snapshot at `where`, whose weights have this digest.
 
     It is the repo at the commit that the snapshot names, or a folder: the snapshot's, or the one
-    `named` by the user, or a snapshot in that. The weights of a repo may be left to fetch. Raises
-    SnapshotError if the base is not there or another model is, StoreError if its store cannot be
-    reached.
+    `named` by the user, or a snapshot in that. What exists on this disk is a folder. The weights of
+    a repo may be left to fetch. Raises SnapshotError if the base is not there or another model is,
+    StoreError if its store cannot be reached.
     """
     base, revision = adapters.base, adapters.revision
     place = base if revision is None else f"{PREFIX}{base}@{revision}"
     key = f"{where} holds adapters. Their base {place}"
-    is_store = "://" in place and (named is None or _repo_in(named) == _repo_in(place))
+    is_store = "://" in place and (named is None or _is_place(named, place))
     folders = Source(place, expanded(base if named is None else named)).folders()
     if is_store and revision is not None:  # a start needs no Hub if it is on this disk
         cached = huggingface_hub.try_to_load_from_cache(base, CONFIG, revision=revision)
@@ -242,9 +247,17 @@ def open_base_of(
     )
 
 
-def _repo_in(name: str) -> str:
-    """The repo or the store in a name, without the commit or the snapshot."""
-    return name.removeprefix(PREFIX).partition("@")[0]
+def _is_place(named: str, place: str) -> bool:
+    """Whether a user's name can mean a place in a store: no path, and no other commit or snapshot.
+
+    A branch or a tag may lead to any commit.
+    """
+    if visible(expanded(named)).exists():
+        return False
+    (repo, _, at), (of_place, _, commit) = (
+        name.removeprefix(PREFIX).partition("@") for name in (named, place)
+    )
+    return repo == of_place and (commit.startswith(at) or EXACT.fullmatch(at) is None)
 
 
 def digest_of(folder: Path) -> str:

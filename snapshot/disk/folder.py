@@ -6,7 +6,6 @@ last, before one rename makes the folder visible. Only what a manifest lists is 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -390,9 +389,13 @@ def remove_folder(folder: Path) -> None:
 def make_way(folder: Path) -> None:
     """Free the name of a snapshot: what is there is damaged, or it would have been resumed from.
 
-    Raises OSError, also for what holds more than a snapshot's files, which stays.
+    Whatever holds more than a snapshot's files is not removed, but gets the first free name of
+    .old-1, .old-2, ... Raises OSError.
     """
     if holds_only_snapshot(folder):
         remove_folder(folder)
     elif os.path.lexists(folder):
-        raise FileExistsError(errno.EEXIST, "holds other files, so move it away", str(folder))
+        number = 1
+        while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
+            number += 1
+        folder.rename(aside)

@@ -114,10 +114,9 @@ class Snapshot:
         """
         try:
             with self._stack:
-                self._copy_parts(0 if room is None else room())
                 if self._writers.group is None and not self._writers.is_main:
                     return self._place
-                (name, *_) = self._writers.on_all(self._name_of_folder)
+                (name, *_) = self._writers.on_all(partial(self._prepare, room))
                 self._folder = self._place.with_name(name)
                 self._writers.on_all(self._write_parts)
                 for digests in self._writers.on_all(self._hash):
@@ -148,7 +147,9 @@ class Snapshot:
         except (OSError, NumberFault) as fault:
             self._fault = fault
 
-    def _name_of_folder(self) -> str:
+    def _prepare(self, room: Callable[[], int] | None) -> str:
+        """Copy what there is room for; the name of the folder, where this process has made it."""
+        self._copy_parts(0 if room is None else room())
         if self._fault is not None:
             raise self._fault
         return self._folder.name

@@ -44,7 +44,8 @@ class Writers:
         """Run `work()` on each process that writes; all results by rank.
 
         Results are what JSON can hold. Each must call this in the same thread, in the same order.
-        An error of one is raised on all. Raises OSError if a process is gone or silent.
+        An error of one is raised on all; an OSError keeps its errno. Raises OSError if a process is
+        gone or silent.
         """
         if self.group is None:
             return [work()]
@@ -54,13 +55,18 @@ class Writers:
         except Exception as raised:
             error, text = raised, str(raised)
             kind = next((name for name in KINDS if isinstance(error, KINDS[name])), None)
-            failure = [kind or OSError.__name__, text if kind else f"{error!r} in rank {self.rank}"]
+            text = text if kind else f"{error!r} in rank {self.rank}"
+            failure = [kind or OSError.__name__, text, getattr(error, "errno", None)]
         rows = self._gather([result, failure])
         if error is not None:
             raise error
         for _, failure in rows:
             if failure is not None:
-                raise KINDS[failure[0]](failure[1])
+                kind, text, number = failure
+                raised_elsewhere = KINDS[kind](text)
+                if isinstance(raised_elsewhere, OSError):
+                    raised_elsewhere.errno = number  # a full disk has its own remedy
+                raise raised_elsewhere
         return [result for result, _ in rows]
 
     def _gather(self, value: Any) -> list[Any]:

@@ -142,6 +142,11 @@ def test_a_repo_that_cannot_be_used_is_refused(base, near_hub):
     assert "nobody/nothing" in refusal("nobody/nothing")
     assert "v9" in refusal(f"{REPO}@v9")
     assert "neither a folder that exists nor a repo" in refusal("a/b/c")
+    near_hub.create("me/empty")
+    near_hub.create("me/gguf")
+    near_hub.commit_files("me/gguf", {"model.gguf": b"GGUF"})
+    for nothing in ("me/empty", "me/gguf"):
+        assert "has no config.json: it is neither a model nor a run" in refusal(nothing)
     repo = near_hub.repo(REPO)
     repo.gated = True
     assert f"{REPO} is gated (HTTP 403): request access on its page" in refusal(REPO)

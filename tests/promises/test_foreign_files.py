@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 
 def everything_in(folder: Path) -> dict[str, str]:
-    """The content of every file below a folder, links included."""
+    """The content of every file below a folder, hidden ones and links included."""
     return {
         str(path.relative_to(folder)): path.read_text()
         for path in sorted(folder.rglob("*"))
@@ -47,9 +47,14 @@ ALONE = SimpleNamespace(
 
 
 def locked(run_dir: Path) -> None:
-    """What the start of a run does with its directory first."""
+    """What the start of a run does with its directory first, and its end where that refuses."""
     lock = RunLock()
-    lock_run_dir(ALONE, load_config([f"run.dir={run_dir}"]), lock)
+    lock.leave_code_in(run_dir)
+    try:
+        lock_run_dir(ALONE, load_config([f"run.dir={run_dir}"]), lock)
+    except ConfigError:
+        lock.note_exit(2)
+        raise
     lock._lock.release()
 
 
@@ -95,18 +100,18 @@ def test_what_a_run_has_left_at_any_moment_is_its_own(finished_run, tmp_path):
         locked(run_dir)
 
 
-def test_a_folder_where_a_snapshot_will_be_stays(tmp_path):
+def test_a_folder_where_a_snapshot_will_be_is_moved_aside(tmp_path):
     place = write(tmp_path, 1, *trained(1))
-    mine = put(place / "notes.txt")  # it damages a snapshot
-    with pytest.raises(OSError, match="holds other files, so move it away"):
-        write(tmp_path, 1, *trained(1))
-    place.rename(tmp_path / "here")
-    place.symlink_to(tmp_path / "here")
-    with pytest.raises(OSError, match="holds other files"):
-        write(tmp_path, 1, *trained(1))
-    assert (tmp_path / "here" / mine.name).is_file()
-    place.unlink()
+    put(place / "notes.txt")  # it damages a snapshot
     verify(write(tmp_path, 1, *trained(1)))
+    first, second = (place.with_name(f"{place.name}.old-{number}") for number in (1, 2))
+    assert (first / "notes.txt").read_text() == "the user's"
+    assert (first / WEIGHTS).is_file()
+    shutil.rmtree(place)
+    place.symlink_to(first)
+    verify(write(tmp_path, 1, *trained(1)))
+    assert second.readlink() == first
+    assert not place.is_symlink()
 
 
 def test_only_snapshots_count_and_what_holds_more_stays(tmp_path):

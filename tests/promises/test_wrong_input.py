@@ -15,6 +15,7 @@ from config.removed import REMOVED
 from config.schema import KEYS, TEXT_KEYS, ConfigError
 from paced import paced, read_until
 from training.distributed.processes import exit_code_for
+from training.reporting.metrics import TAIL_BYTES
 from training.run.run_dir import RunLock
 
 MISTAKES = {
@@ -110,6 +111,19 @@ def test_a_text_that_fails_on_the_main_process_ends_all_at_once(small, tmp_path)
     )
     assert result.returncode != 0
     assert result.stderr.count("none.txt does not exist") == 1
+
+
+@pytest.mark.thorough
+def test_a_wrong_line_of_metrics_ends_all_at_once(finished_run, small, tmp_path):
+    """One that only the search for the best snapshot reads."""
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    many = [lines[0]] * (TAIL_BYTES // len(lines[0]))
+    (run_dir / "metrics.jsonl").write_text("".join(["no metrics\n", *many, *lines]))
+    words = [*small, f"run.dir={run_dir}", "train.max_steps=40", "snapshot.keep_best=true"]
+    result = runs.launch("ddp_cpu.yaml", *words, code=1)
+    assert result.stderr.count("error: ") == 1
+    assert "metrics.jsonl that ends at byte 11 is not a line of metrics" in result.stderr
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(finished_run, small, tmp_path):

@@ -20,6 +20,7 @@ from common.shared_files import acquire, file_lock
 from config.schema import Config, ConfigError
 from config.stored import CONFIG_FILE, read_config
 from snapshot.disk.folder import MANIFEST, TEMPORARY_PREFIX, snapshot_folders, snapshots_in
+from snapshot.errors import SnapshotError
 from snapshot.start import has_steps
 from store.latest import METRICS
 from training.distributed.launcher import is_local_main_process, is_one_machine
@@ -147,13 +148,14 @@ class RunLock:
         """Leave an exit code for whoever started this attempt, and return it.
 
         The first code that is noted counts, and is returned for each later one. Nothing is written
-        where another process trains in the directory, where there is no directory yet, or over a
-        file of that name that has another use.
+        where another process trains in the directory, where there is no directory yet, or in one
+        that a run refuses.
         """
         with self._writing:
             if self._code is None:
                 self._code = code
-                with suppress(OSError, Timeout):  # on a full disk the process still has its code
+                # On a full disk the process still has its code.
+                with suppress(OSError, Timeout, ConfigError, SnapshotError):
                     self._write()
             return self._code
 
@@ -161,8 +163,9 @@ class RunLock:
         if self._run_dir is None or not self._run_dir.is_dir():
             return
         lock = self._lock or file_lock(self._run_dir / LOCK)
-        if self._lock is None:  # raises Timeout where another process trains
-            acquire(lock, 0)
+        if self._lock is None:
+            refuse_foreign(self._run_dir)
+            acquire(lock, 0)  # raises Timeout where another process trains
         if may_hold_code(path := self._run_dir / EXIT_CODE):
             path.write_text(f"{self._code}\n")
         if self._lock is None:

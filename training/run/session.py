@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from accelerate.data_loader import DataLoaderShard
@@ -86,6 +87,7 @@ class Session:
         self.finished, self._timeouts_are_long = False, True
         self._sample: str | None = None
         self._held_out = float("nan")
+        self._first = 1
 
     def begin(self, accelerator: Accelerator) -> None:
         """Derive accumulation, lock the run's directory, and set this process up.
@@ -194,7 +196,9 @@ class Session:
             track=accelerator.log,
             blocks_read=blocks_of(corpus, config),
         )
-        self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
+        is_main = accelerator.is_main_process
+        best = partial(BestSnapshot, config, is_main, state, start)
+        self._best = run_on_all(accelerator, best)  # metrics.jsonl may have a line that is none
         self._writer = SnapshotWriter(
             accelerator,
             config,
@@ -223,6 +227,7 @@ class Session:
 
         Ends early when all processes have agreed to stop.
         """
+        self._first = self.next_step
         self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
         self.report.clock.enter(PASSES)  # the first speed is that of steps, too
         for step in range(self.next_step, self.config.train.max_steps + 1):
@@ -261,6 +266,8 @@ class Session:
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
+        if step == self._first:
+            run_on_all(self.accelerator, partial(self._writer.check_update, step))
         self._due = self._agreement.after(step)
         if self._due.end:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._is_last else "stop", step, self._agreement.reason)

@@ -19,13 +19,15 @@ from torch.optim import Optimizer
 from config.schema import Config, ConfigError
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
+from model.family import LanguageModel
 from model.sharded import is_sharded, reshard
 from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
 from snapshot.disk.save import Snapshot, begin_snapshot
 from snapshot.disk.state import RunState, token_unit
+from snapshot.disk.tensors import parts_of_moments
 from snapshot.disk.writers import Writers, is_coherent
-from snapshot.errors import NumberFault, SnapshotError, Unresumable
+from snapshot.errors import NumberFault, SnapshotError, Unresumable, is_full
 from training.distributed.accelerator import unwrapped
 from training.distributed.launcher import is_one_machine
 from training.distributed.processes import group_of_threads, is_on_any, raise_if_any_failed
@@ -41,6 +43,10 @@ from training.run.uploading import hand_over
 MEMORY_FACTOR = 2
 """Free memory that copies require, as a multiple of what they take."""
 NO_ROOM = "Free some space and start the same command again."
+NO_GRADIENT = (
+    "The loss of a step depends on every parameter that is trained: use it in each forward pass, "
+    "where a layer is left out as x + 0 * layer(x); or name it in optim.freeze."
+)
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
@@ -131,9 +137,27 @@ class SnapshotWriter:
         if end:
             raise_if_any_failed(accelerator, self._stopped(self.written.exception()))
 
-    def _begin_snapshot(self, state: RunState) -> Snapshot:
+    def check_update(self, step: int) -> None:
+        """Raise ConfigError where the first update of an attempt is none that snapshots resume.
+
+        fp16's loss scaler may have skipped that, so the first snapshot has to find out.
+        """
+        if self._accelerator.scaler is not None:
+            return
+        layout = self._resharded().layout()
+        try:
+            parts_of_moments(layout, self._optimizer, self._config.optim.name)
+        except SnapshotError as error:
+            remedy = "" if isinstance(error, Unresumable) else f" {NO_GRADIENT}"
+            raise ConfigError(f"after step {step}, {error}.{remedy}") from error
+
+    def _resharded(self) -> LanguageModel:
+        """The bare model with the parameters that the optimizer has, also after an evaluation."""
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
-        model = unwrapped(self._accelerator, self._model)
+        return unwrapped(self._accelerator, self._model)
+
+    def _begin_snapshot(self, state: RunState) -> Snapshot:
+        model = self._resharded()
         return begin_snapshot(
             self._root,
             state,
@@ -178,7 +202,7 @@ class SnapshotWriter:
         if error is None:
             return None
         remedy = NO_NUMBERS if isinstance(error, NumberFault) else ""
-        remedy = NO_ROOM if isinstance(error, OSError) else remedy
+        remedy = NO_ROOM if isinstance(error, OSError) and is_full(error) else remedy
         return TrainingStopped(f"{self._failure(error)} {remedy}".rstrip())
 
     def _failure(self, error: BaseException) -> str:

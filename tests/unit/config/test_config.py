@@ -130,6 +130,8 @@ def test_the_run_is_named_after_its_text():
         ("run.name=${run.nam}", "run.name: Interpolation key 'run.nam' not found."),
         ("data.source='~nobody-of-this-name/x'", "names the home of an unknown user: write "),
         ("data.source='a\udcff.txt'", "bytes that are not valid UTF-8. Use another name."),
+        ("run.name=" + "n" * 300, "has a name of more than 255 bytes, which is too long. Use a"),
+        (f"run.dir='out/{128 * chr(252)}/b'", "has a name of more than 255 bytes"),
         ("run.dir='a\x1b[31mb'", "has control characters, or bytes"),
         ("hub.repo_id=me/run.git", "must have the form owner/name, or null."),
         ("snapshot.every_minutes=0", "must be between 1e-09 and 1000000, or null."),

@@ -190,6 +190,19 @@ def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_failure_before_the_first_word_reaches_the_others(tmp_path, monkeypatch):
+    def no_memory() -> int:
+        raise RuntimeError("the memory that is left cannot be read")
+
+    sent = []
+    monkeypatch.setattr(Writers, "_gather", lambda writers, row: sent.append(row) or [row])
+    writer = Writers(True, 0, "group")
+    snapshot = Snapshot(tmp_path / "step-00000001", {}, [], lambda _: None, writer)
+    with pytest.raises(RuntimeError, match="cannot be read"):
+        snapshot.write(no_memory)
+    assert "cannot be read" in str(sent[0])
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "elsewhere"),
     [
@@ -213,8 +226,9 @@ def test_an_error_of_one_process_is_that_of_all(monkeypatch, error, kind, elsewh
     with pytest.raises(type(error)) as own:
         other.on_all(fail)
     assert own.value is error
-    with pytest.raises(kind, match=elsewhere):
+    with pytest.raises(kind, match=elsewhere) as here:
         one.on_all(lambda: 0)
+    assert getattr(here.value, "errno", None) == getattr(error, "errno", None)
     sent.clear()
     assert other.on_all(lambda: 1) == [1]
     assert one.on_all(lambda: 0) == [1, 0]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 from huggingface_hub import constants
 
 import families
 import hubs
 import runs
-from snapshot.base import open_base
+from model.lora import Lora
+from snapshot.base import digest_of, open_base, open_base_of
 from snapshot.disk.folder import manifest_sha256
+from snapshot.disk.model import Adapters
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 from snapshot.source import find
@@ -18,6 +23,7 @@ from store.errors import StoreRefused, StoreUnreachable
 from store.kinds import open_store
 
 OLDER, NEWEST = 10, 30
+LORA = Lora(4, 8, ("q_proj",), 0.0)
 
 
 @pytest.fixture(params=["disk", "repo", "files"])
@@ -62,6 +68,36 @@ def test_a_model_that_was_replaced_in_a_store_of_files_is_read_anew(tmp_path, mo
         fetched = open_base("model.pretrained", f"file://{model}", 5.0).fetch_weights()
         weights = "model.safetensors"
         assert (fetched / weights).read_bytes() == (model / weights).read_bytes()
+
+
+NAMED = {
+    "me/base": "a folder of this disk",
+    "hf://me/base@v1": "the repo",  # a tag may lead to any commit
+    "hf://me/base@0000000": "the repo",
+    "hf://me/base@1111111": "is not what is in",
+    "me/base@snapshots/step-00000010": "is not what is in",
+    "me/other": "is not what is in",
+}
+"""What the name of a base leads to, beside ./me/base, where the Hub's me/base is recorded."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_base_of_adapters_is_what_the_user_names(tmp_path, monkeypatch, name):
+    def ask(*_: object, **__: object) -> None:
+        raise SnapshotError("the repo")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("snapshot.base.find", ask)
+    folder = families.make("llama", Path("me/base"))
+    adapters = Adapters(LORA, "me/base", "0" * 40, transposed=False)
+    open_named = partial(open_base_of, adapters, where=Path("snap"), timeout=5.0, named=name)
+    if name == "me/base":
+        assert open_named(digest_of(folder)).folder == folder
+        with pytest.raises(SnapshotError, match=r"is not what is in me/base\."):
+            open_named("0" * 64)
+    else:
+        with pytest.raises(SnapshotError, match=NAMED[name]):
+            open_named(digest_of(folder))
 
 
 @pytest.mark.parametrize("name", ["out", "a/b/c", "/none/at/all"])

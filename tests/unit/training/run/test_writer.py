@@ -16,6 +16,7 @@ from accelerate import Accelerator
 
 import runs
 from config.compose import load_config
+from config.schema import ConfigError
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from small_snapshots import state_at
@@ -185,6 +186,45 @@ def test_numbers_of_no_use_are_not_written_over_good_snapshots(tmp_path, capsys,
     with pytest.raises(TrainingStopped, match=r"A lower optim\.learning_rate"):
         trained.begin(5, last=True)
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [good.name]
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(28, r" Free some space .*"), (13, "")])
+def test_only_a_full_disk_calls_for_space(tmp_path, number, remedy):
+    def refuse(_: Path) -> None:
+        raise OSError(number, "refused")
+
+    with pytest.raises(TrainingStopped, match=rf"refused\. There is no snapshot yet\.{remedy}$"):
+        Trained(tmp_path, refuse).begin(3, last=True)
+
+
+def frozen_now(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    model.transformer.wpe.weight.requires_grad_(False)
+
+
+def left_out(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    del optimizer.state[model.transformer.wpe.weight]
+
+
+def added(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(()))]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (frozen_now, r"wpe\.weight\. .* Name what is frozen in optim\.freeze"),
+        (left_out, r"not updated transformer\.wpe\.weight yet\. .* x \+ 0 \* layer\(x\)"),
+        (added, r"updates other parameters than the model trains: one that the model lacks"),
+    ],
+)
+def test_a_first_update_of_other_parameters_is_refused(tmp_path, change, words):
+    saving = Trained(tmp_path, CharTokenizer("abcdefg").save).saving
+    saving.check_update(1)
+    change(saving._model, saving._optimizer)
+    with pytest.raises(ConfigError, match=f"after step 1, .*{words}"):
+        saving.check_update(1)
+    saving._accelerator.scaler = object()  # fp16's, which may have skipped the update
+    saving.check_update(1)
 
 
 def test_only_numbers_of_no_use_call_for_a_lower_rate(tmp_path):
