@@ -29,6 +29,7 @@ from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
 from store.errors import (
     StoreError,
     StoreMissing,
+    StoreMoved,
     StoreOffline,
     StoreRefused,
     StoreUnreachable,
@@ -234,7 +235,7 @@ def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunS
     attempt, upload = Attempt(target), Upload(newest, Card(f"# Step {state.step}\n"))
     try:
         with_retries(lambda: attempt.upload(upload))
-    except Fenced as error:
+    except (Fenced, StoreMoved) as error:
         again = f"another start has uploaded to {own.store.name} meanwhile. Start again."
         raise StoreUnreachable(again, "another uploads") from error
     return with_retries(lambda: read_store(own.store))

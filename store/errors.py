@@ -5,6 +5,10 @@ Every message is a sentence without tokens and without control characters.
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+
 from huggingface_hub.errors import (
     BucketNotFoundError,
     GatedRepoError,
@@ -18,6 +22,12 @@ from huggingface_hub.errors import (
 from common.failures import Failure, failure_of
 
 REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+)
+"""Errors of this machine's disk, not of the Hub."""
+XET_DISK_ERROR = re.compile(r"\(os error (\d+)\)")
 LIST_IT = "To list what exists: `python -m snapshot list {name}`."
 
 
@@ -98,6 +108,12 @@ REFUSED = (
     "{server} refuses ({reason}). Check {key}, the token or the credentials, their permissions, "
     "and the free storage."
 )
+
+
+def xet_disk_error(error: Exception) -> OSError | None:
+    """The error of this machine's disk that hf_xet reports in words, if it does."""
+    match = XET_DISK_ERROR.search(str(error))
+    return None if match is None else OSError(int(match[1]), os.strerror(int(match[1])))
 
 
 def translate(error: BaseException, name: str, key: str, server: str) -> StoreError:

@@ -222,7 +222,7 @@ def _download(
     for name, (size, digest) in entries.items():
         if listed[name].size != size or listed[name].sha256 not in (digest, None):
             raise SnapshotError(f"{place}: {name} is not as its manifest says")
-    here = Path()
+    here: Path | None = None
     try:
         if refuse is not None:
             here = download(contents, {inside + STATE: entries[STATE][1]}, target) / folder
@@ -238,7 +238,9 @@ def _download(
         return here
     except OtherRun:
         raise
-    except SnapshotError as error:  # name the store, not the temporary folder
+    except SnapshotError as error:
+        if here is None:  # it names the store
+            raise
         raise type(error)(str(error).replace(str(here), place)) from error
 
 

@@ -1,4 +1,4 @@
-"""Stores of plain files, without commits: any file system of fsspec, and a disk.
+"""Stores of plain files, without commits: any file system of fsspec, a bucket, and a disk.
 
 Such a store cannot change several files at once, so the order is what makes an upload safe:
 contents, manifest.json, latest.json, then deletions.
@@ -6,7 +6,9 @@ contents, manifest.json, latest.json, then deletions.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -23,16 +25,26 @@ from common.hub_client import hub_api
 from common.printable import redact_urls
 from snapshot.disk.folder import SYSTEM_FILES, flush, sha256_of, write_whole
 from snapshot.errors import SnapshotError
-from store.errors import NoFile, StoreError, StoreMissing, StoreMoved, StoreUnreachable
-from store.latest import FOLDER, LATEST, METRICS
+from store.errors import (
+    DISK_ERRORS,
+    NoFile,
+    StoreError,
+    StoreMissing,
+    StoreMoved,
+    StoreUnreachable,
+    xet_disk_error,
+)
+from store.latest import FOLDER, LATEST, METRICS, SNAPSHOTS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
-UNFINISHED = ".new"
-"""How the name of a small file of a disk ends until all of it is there."""
+RECORD = re.compile(rf"({re.escape(LATEST)}|{re.escape(METRICS)})((\.[0-9a-f]{{8}})?\.new)?")
+"""A record of a run, also under the name that it has on a disk until all of it is there."""
+WRITING_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that is written to, whatever file they name; often they name none."""
 
 
 class Files(Store):
-    """A folder of any file system that fsspec can open: S3, GCS, a bucket of the Hub, ..."""
+    """A folder of any file system that fsspec can open: S3, GCS, ..."""
 
     def __init__(self, url: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds that a request waits for data.
@@ -43,8 +55,6 @@ class Files(Store):
         self.url = url.rstrip("/")
         self.name = self.server = redact_urls(self.url)
         self.key = f"hub.url={self.name}"
-        if url.startswith(PREFIX):
-            hub_api(timeout)  # which bounds the requests of its file system, too
         self._fs = _file_system(url.partition("://")[0], self.name)
         self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
 
@@ -56,6 +66,10 @@ class Files(Store):
         is_bucket = self._root.count("/") == (2 if self.url.startswith(PREFIX) else 0)
         return f"{self.url}/{suffix.lstrip('-')}" if is_bucket else super().beside(suffix)
 
+    def is_private(self) -> bool:
+        """Whether it counts as private: who may read such a store is its owner's business."""
+        return True
+
     def create(self, private: bool) -> None:
         """Nothing: a folder comes with its first file, and a bucket is the user's to create."""
 
@@ -66,16 +80,13 @@ class Files(Store):
                 self.delete(path)
 
     def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
-        """The present files. The token is the hash of `latest.json`.
-
-        Who may read a store of files is its owner's business, so it counts as private.
-        """
+        """The present files. The token is the hash of `latest.json`."""
         try:
             sizes = self.list_files()
         except NoFile as error:
             raise StoreMissing(f"{self.name} does not exist. Create it.", error.short) from error
         files = {path: RemoteFile(size) for path, size in sorted(sizes.items())}
-        head = Head("", True, files)
+        head = Head("", self.is_private(), files)
         latest = self.read(head, LATEST) if LATEST in files else b""
         return replace(head, token=sha256(latest).hexdigest())
 
@@ -105,10 +116,22 @@ class Files(Store):
             if again or not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 part = place.with_name(f"{place.name}.incomplete")
-                get = partial(self._fs.get_file, self._at(path), str(part))
-                self.ask(get, head.files[path].size)
+                self._get(path, part, head.files[path].size)
                 part.replace(place)
         return folder
+
+    def _get(self, path: str, target: Path, size: int) -> None:
+        """Download a file. Raises OSError where it is this disk that refuses it."""
+        try:
+            self.ask(partial(self._fs.get_file, self._at(path), str(target)), size)
+        except StoreError as failure:
+            error = failure.__cause__
+            if isinstance(error, OSError) and (
+                error.errno in WRITING_ERRORS
+                or (error.errno in DISK_ERRORS and error.filename == str(target))
+            ):
+                raise error from None
+            raise
 
     def publish(
         self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
@@ -194,10 +217,33 @@ class Files(Store):
         """
         known = {path for path in paths if FOLDER.fullmatch(path) or path == LATEST}
         for path in sorted(set(paths) - known):
-            is_record = known and path.removesuffix(UNFINISHED) in (LATEST, METRICS)
+            is_record = known and RECORD.fullmatch(path)
             if not (is_record or SYSTEM_FILES.fullmatch(path.rpartition("/")[2])):
                 return path
         return None
+
+
+class Bucket(Files):
+    """A bucket of the Hub, or a folder in one."""
+
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        """`timeout`: seconds that a request waits for data."""
+        self._api = hub_api(timeout)  # which bounds the requests of its file system, too
+        super().__init__(url, timeout)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether this process must not use the Hub; that lasts as long as the process."""
+        return bool(constants.HF_HUB_OFFLINE)
+
+    def translated(self, error: Exception) -> Exception:
+        """The StoreError of the right kind; what hf_xet says of this disk is an OSError."""
+        return xet_disk_error(error) or super().translated(error)
+
+    def is_private(self) -> bool:
+        """Whether the Hub shows the bucket to nobody else."""
+        owner, name = self._root.split("/")[1:3]
+        return bool(self.ask(partial(self._api.bucket_info, f"{owner}/{name}")).private)
 
 
 class Disk(Files):
@@ -210,12 +256,17 @@ class Disk(Files):
     def list_files(self) -> dict[str, int]:
         """The sizes of all files by path, without those that are deleted meanwhile.
 
-        A folder that cannot be read is an error: "nothing is there" would begin the run again.
+        A folder that cannot be read is an error: "nothing is there" would begin the run again. But
+        the root of a disk may have folders that are none of a run's, such as lost+found.
         """
         root = Path(self._root)
 
         def fail(error: OSError) -> None:
-            if Path(error.filename) == root or not isinstance(error, FileNotFoundError):
+            place = Path(error.filename)
+            is_a_run_s = place == root or place.is_relative_to(root / SNAPSHOTS)
+            is_gone = isinstance(error, FileNotFoundError) and place != root
+            is_hidden = isinstance(error, PermissionError) and not is_a_run_s
+            if not (is_gone or is_hidden):
                 raise error
 
         def sizes() -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -20,7 +18,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from common.hub_client import hub_api, open_xet_session
 from common.retries import in_background
 from snapshot.errors import SnapshotError
-from store.errors import REMEDY, StoreError, StoreRefused
+from store.errors import DISK_ERRORS, REMEDY, StoreError, StoreRefused, xet_disk_error
 from store.latest import METRICS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
 
@@ -29,12 +27,6 @@ OWN_FILES = {CARD, ".gitattributes"}
 """Files that a repo may hold before a run uploads to it."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DOWNLOADS_AT_ONCE = 8
-DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
-)
-"""Errors of this machine's disk, not of the Hub."""
-XET_DISK_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class Hub(Store):
@@ -56,8 +48,7 @@ class Hub(Store):
 
     def translated(self, error: Exception) -> Exception:
         """The StoreError of the right kind; an OSError of this machine's disk stays one."""
-        if match := XET_DISK_ERROR.search(str(error)):
-            error = OSError(int(match[1]), os.strerror(int(match[1])))
+        error = xet_disk_error(error) or error
         is_of_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
         return error if is_of_disk else super().translated(error)
 
@@ -194,9 +185,29 @@ class Hub(Store):
     def _commit(
         self, operations: list[huggingface_hub.CommitOperation], message: str, head: Head
     ) -> str:
-        """Create a commit on top of `head`; its id. Raises StoreMoved if that is not the newest."""
-        commit = partial(self._api.create_commit, self.repo_id, operations, commit_message=message)
-        return str(self.ask(partial(commit, parent_commit=head.token)).oid)
+        """Create a commit on top of `head`; its id. Raises StoreMoved if that is not the newest.
+
+        The Hub refuses a card with fields that it does not know, and must not refuse a snapshot for
+        that: what is refused is tried once more without the card.
+        """
+
+        def commit(operations: list[huggingface_hub.CommitOperation]) -> str:
+            create = partial(self._api.create_commit, self.repo_id, operations)
+            request = partial(create, commit_message=message, parent_commit=head.token)
+            return str(self.ask(request).oid)
+
+        rest = [one for one in operations if one.path_in_repo != CARD]
+        try:
+            return commit(operations)
+        except StoreRefused as error:
+            if len(rest) == len(operations):
+                raise
+            made = commit(rest)
+            self.note(
+                f"{CARD} is not uploaded: {error.reason}. Snapshots are; to mend it, check "
+                "hub.license and hub.language."
+            )
+            return made
 
     def tag(self, name: str, head: Head) -> None:
         """Give a commit a tag, unless another one has it."""

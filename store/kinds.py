@@ -11,7 +11,7 @@ from pathlib import Path
 
 from snapshot.disk.folder import visible
 from snapshot.errors import SnapshotError
-from store.files import Disk, Files
+from store.files import Bucket, Disk, Files
 from store.hub import REPO_ID, Hub
 from store.store import BRANCH, PREFIX, Store
 
@@ -23,7 +23,7 @@ NAMED_FILES = re.compile(
 """A store of files: a bucket of the Hub, or any other URL."""
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
 KINDS: dict[str, Callable[[str, float], Store]] = {
-    BUCKETS: Files,
+    BUCKETS: Bucket,
     PREFIX: Hub,
     "file://": Disk,
     "local://": Disk,

@@ -118,8 +118,11 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file atomically: the new one is flushed, then renamed."""
-    partial = path.with_name(f"{path.name}.new")
+    """Replace a file atomically: the new one is flushed, then renamed.
+
+    On a shared disk two processes may replace it at once, so each writes to a name of its own.
+    """
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
     try:
         partial.write_bytes(content)
         flush([partial])

@@ -31,6 +31,7 @@ from snapshot.errors import SnapshotError
 from snapshot.start import RunStore, Start, choose_start, newest_of_disk_and_store
 from store.errors import StoreUnreachable
 from store.hub import Hub
+from store.kinds import open_store
 from store.uploader import Uploader
 from training.distributed.processes import USER_MISTAKES, exit_code_for
 
@@ -350,6 +351,11 @@ REFUSALS = {
     "a token that may only read": ({"HF_TOKEN": "hf_read"}, [], "is read-only"),
     "somebody else's name": ({}, ["hub.repo_id=you/run"], "the Hub refuses (HTTP 403"),
     "a public repo": ({}, ["hub.repo_id=me/public"], "me/public is a public repo"),
+    "a public bucket": (
+        {},
+        ["hub.url=hf://buckets/me/public", "hub.repo_id=null"],
+        "me/public is a public repo",
+    ),
     "a repo of something else": ({}, ["hub.repo_id=me/other"], "holds config.json"),
     "no repo's name": ({}, ["hub.repo_id=run"], "must have the form owner/name"),
     "a repo that is not there": (
@@ -374,6 +380,7 @@ def other_repos(hub: LoopbackHub) -> None:
     """A token that may only read, a public repo, and a repo of something else."""
     hub.add_token("hf_read", role="read")
     hub.create("me/public", private=False)
+    hub.create_bucket("me/public", private=False)
     hub.create("me/other")
     hub.commit_files("me/other", {"model.safetensors": b"somebody's", "config.json": b"{}"})
 
@@ -383,8 +390,8 @@ def refused(words: list[str], run_dir: Path) -> Exception:
 
     def start() -> None:
         config = load_config([*words, f"run.dir={run_dir}"])
-        repo, private = config.hub.repo_id, config.hub.private
-        own = None if repo is None else hubs.store(1.0, repo, private)
+        url = config.hub.store_url
+        own = url and RunStore(open_store(url, 1.0), config.hub.private, takeover=False)
         choose_start(run_dir, config.snapshot.resume, own, timeout=1.0)
 
     with pytest.raises(USER_MISTAKES) as caught:

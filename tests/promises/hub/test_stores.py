@@ -146,6 +146,15 @@ def test_a_snapshot_that_is_damaged_there_is_passed_over(folder, finished_run, t
     assert "optimizer.safetensors has changed" in begun.warnings[1]
 
 
+def test_a_state_that_is_damaged_there_is_named_as_it_is(folder, finished_run, tmp_path):
+    run_id = read_state(runs.snapshot(finished_run, 10)).run_id
+    hubs.upload_each(uploader(folder, run_id), *(runs.snapshot(finished_run, n) for n in (10, 20)))
+    path = f"{place_of(20)}/state.json"
+    folder.put(path, folder.read(path)[:-1] + b" ")
+    begun = started(folder, tmp_path / "run")
+    assert begun.warnings == (f"{folder.url}: the content of {path} has changed; skipped.",)
+
+
 def test_what_another_attempt_is_uploading_is_not_deleted(s3, snapshot_of):
     first = uploader(s3, attempt_id=FIRST, keep=1)
     hubs.upload_each(first, snapshot_of(5))

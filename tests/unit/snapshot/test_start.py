@@ -15,7 +15,9 @@ from small_snapshots import trained, write
 from snapshot.disk.folder import manifest_sha256, newest_verified, snapshot_folders
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
-from store.errors import StoreUnreachable
+from store.attempt import Attempt
+from store.errors import StoreMoved, StoreUnreachable
+from store.fence import Fenced
 from training.run.run_dir import RunLock
 from training.run.start import Chosen
 
@@ -93,6 +95,21 @@ def test_what_one_disk_has_is_uploaded_before_the_others_begin(
     assert hubs.steps_at_head(repo) == (uploaded if 30 in uploaded else [*uploaded, 30])
     generations = [one["generation"] for one in hubs.all_latest(near_hub)]
     assert generations == sorted(generations)
+
+
+@pytest.mark.parametrize("error", [Fenced("another"), StoreMoved("moved on")], ids=repr)
+def test_another_start_that_uploads_meanwhile_is_no_mistake(
+    near_hub, finished_run, tmp_path, monkeypatch, error
+):
+    near_hub.create(hubs.REPO)
+    run_dir = shutil.copytree(finished_run, tmp_path / "first")
+
+    def upload(*_) -> None:
+        raise error
+
+    monkeypatch.setattr(Attempt, "upload", upload)
+    with pytest.raises(StoreUnreachable, match="another start has uploaded"):
+        choose_start(run_dir, "auto", for_all())
 
 
 def test_a_takeover_uploads_before_the_others_begin(near_hub, finished_run, tmp_path):

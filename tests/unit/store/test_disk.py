@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store.errors import StoreMissing, StoreRefused, StoreUnreachable
+from store.errors import StoreError, StoreMissing, StoreRefused, StoreUnreachable
 from store.files import Disk
 
 RUN, FOLDER = "snapshots", "snapshots/step-00000001-aaaaaaaa"
@@ -52,6 +52,13 @@ def test_a_folder_that_cannot_be_listed_is_an_error(root, monkeypatch, number, k
         listed(root)
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_a_hidden_folder_beside_the_snapshots_is_none_of_a_run_s(root, monkeypatch, number):
+    (root / "lost+found").mkdir()
+    fails(monkeypatch, "scandir", number, lambda path: path.endswith("lost+found"))
+    assert listed(root) == ["latest.json", PATH]
+
+
 def test_a_store_that_is_gone_is_missing(root):
     store = Disk(f"file://{root}", 5.0)
     root.rename(root.with_name("unmounted"))
@@ -83,12 +90,57 @@ def test_a_latest_json_on_a_full_disk_leaves_the_old_one(root, monkeypatch):
     assert listed(root) == before
 
 
+def test_of_two_that_write_a_latest_json_at_once_each_writes_a_whole_one(root, monkeypatch):
+    """The second begins, and is killed, when the first has written all but the last rename."""
+    store, real = Disk(f"file://{root}", 5.0), os.fsync
+
+    def begin_another(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", killed)
+        with pytest.raises(StoreError):
+            store.write("latest.json", b"")
+        monkeypatch.setattr(os, "fsync", real)
+
+    def killed(descriptor: int) -> None:
+        raise RuntimeError  # which removes no file
+
+    monkeypatch.setattr(os, "fsync", begin_another)
+    store.write("latest.json", b"whole")
+    assert (root / "latest.json").read_bytes() == b"whole"
+    assert len(listed(root)) == 3  # with what the killed one has left
+    assert store.foreign_file(listed(root)) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "names", "kind"),
+    [
+        (errno.ENOSPC, "nothing", OSError),
+        (errno.EDQUOT, "the store", OSError),  # as shutil does
+        (errno.EACCES, "this disk", OSError),
+        (errno.EACCES, "the store", StoreRefused),
+        (errno.EIO, "nothing", StoreUnreachable),
+    ],
+)
+def test_a_disk_that_refuses_a_download_is_not_the_store_s_fault(
+    root, tmp_path, monkeypatch, number, names, kind
+):
+    store = Disk(f"file://{root}", 5.0)
+
+    def get_file(path: str, target: str) -> None:
+        named = {"nothing": (), "the store": (path,), "this disk": (target,)}[names]
+        raise OSError(number, os.strerror(number), *named)
+
+    monkeypatch.setattr(store._fs, "get_file", get_file)
+    with pytest.raises(kind, match=os.strerror(number)):
+        store.fetch(store.head(), ["latest.json"], tmp_path / "here")
+
+
 def test_files_of_file_managers_are_nobody_s(root):
     store = Disk(f"file://{root}", 5.0)
     names = (".DS_Store", "Thumbs.db", "._latest.json", ".nfs00000001")
-    written = ("latest.json.new", "metrics.jsonl", "metrics.jsonl.new")  # by a run that was killed
+    killed = ("latest.json.0123abcd.new", "metrics.jsonl.0123abcd.new", "latest.json.new")
     assert store.foreign_file([*names, *(f"{FOLDER}/{name}" for name in names)]) is None
-    assert store.foreign_file([PATH, *written]) is None
+    assert store.foreign_file([PATH, "metrics.jsonl", *killed]) is None
     assert store.foreign_file(["metrics.jsonl"]) == "metrics.jsonl"
     assert store.foreign_file(["DS_Store"]) == "DS_Store"
-    assert store.foreign_file([PATH, "mine/latest.json.new"]) == "mine/latest.json.new"
+    for name in ("mine/latest.json.new", "latest.json.mine.new", "README.md.0123abcd.new"):
+        assert store.foreign_file([PATH, name]) == name

@@ -23,6 +23,7 @@ from store.errors import StoreUnreachable
 from store.fetch import INFERENCE, fetch_newest, read_store
 from store.files import Disk
 from store.hub import Hub
+from store.kinds import open_store
 from training.run.uploading import begin_uploads
 
 pytestmark = pytest.mark.filterwarnings(
@@ -176,6 +177,10 @@ def test_a_process_without_the_hub_says_so_once(
     )
     config = load_config([*small, *hubs.words(finished_run)])
     assert begin_uploads(None, config, start, start.state) is None
-    with pytest.raises(Exception, match=r"HF_HUB_OFFLINE is set.* a run that is new"):
-        choose_start(tmp_path / "empty", "auto", hubs.store())
+    bucket = "hf://buckets/me/run"
+    config = load_config([*small, f"run.dir={finished_run}", f"hub.url={bucket}"])
+    assert begin_uploads(None, config, start, start.state) is None
+    for own in (hubs.store(), RunStore(open_store(bucket, 5.0), True, False)):
+        with pytest.raises(Exception, match=r"HF_HUB_OFFLINE is set.* a run that is new"):
+            choose_start(tmp_path / "empty", "auto", own)
     assert time.monotonic() - began < 30

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 from huggingface_hub import HfApi
+from huggingface_hub.utils import hf_raise_for_status
 from transformers import AutoModelForCausalLM
 
 import hubs
@@ -51,6 +53,26 @@ def test_what_a_tag_a_branch_or_a_pull_request_holds_is_not_deleted(near_hub, re
     assert near_hub.count("lfs-delete") == 1
     assert_refs_whole(near_hub)
     assert uploads.messages() == []
+
+
+def test_a_card_that_the_hub_refuses_costs_only_the_card(near_hub, repo, snapshot_of, monkeypatch):
+    real = HfApi.create_commit
+
+    def create_commit(self, repo_id, operations, **named):
+        if any(one.path_in_repo == "README.md" for one in operations):
+            request = httpx2.Request("POST", "https://hub.example.org/api/models/me/run/commit")
+            answer = httpx2.Response(400, json={"error": "unknown license"}, request=request)
+            hf_raise_for_status(answer)
+        return real(self, repo_id, operations, **named)
+
+    monkeypatch.setattr(HfApi, "create_commit", create_commit)
+    uploads = hubs.uploader()
+    hubs.upload_each(uploads, snapshot_of(1), snapshot_of(2))
+    assert hubs.steps_at_head(repo) == [1, 2]
+    assert "README.md" not in repo.files(repo.head)
+    (said,) = uploads.messages()
+    assert said.startswith("README.md is not uploaded: the Hub refuses (HTTP 400: unknown license")
+    assert said.endswith("check hub.license and hub.language.")
 
 
 def test_a_tag_of_somebody_else_is_not_moved(near_hub, repo, snapshot_of):
