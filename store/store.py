@@ -13,6 +13,7 @@ from pathlib import Path
 
 from huggingface_hub.utils._xet import abort_xet_session
 
+from common.failures import NO_ANSWER, Unanswered
 from common.retries import Answer, in_background
 from snapshot.errors import SnapshotError
 from store.errors import translate
@@ -112,9 +113,12 @@ class Store(ABC):
         try:
             return in_background(request).result(seconds)
         except Exception as error:
+            failure = error
             if isinstance(error, TimeoutError):
                 abort_xet_session()  # an upload through Xet has no limit of its own
-            raised = self.translated(error)
+                if carried:  # a start repeats a transfer, but not what a server does not answer
+                    failure = Unanswered("a transfer has not ended in time", NO_ANSWER)
+            raised = self.translated(failure)
             if raised is error:
                 raise
             raise raised from error
