@@ -109,15 +109,15 @@ class Store(ABC):
 
         `carried`: how many bytes it transfers, which take some time more.
         """
-        seconds = self.timeout + REPEAT_SECONDS + carried / SLOWEST_BYTES_PER_SECOND
+        more = carried / SLOWEST_BYTES_PER_SECOND if carried else REPEAT_SECONDS
         try:
-            return in_background(request).result(seconds)
+            return in_background(request).result(self.timeout + more)
         except Exception as error:
             failure = error
             if isinstance(error, TimeoutError):
                 abort_xet_session()  # an upload through Xet has no limit of its own
                 if carried:  # a start repeats a transfer, but not what a server does not answer
-                    failure = Unanswered("a transfer has not ended in time", NO_ANSWER)
+                    failure = Unanswered(NO_ANSWER, NO_ANSWER)
             raised = self.translated(failure)
             if raised is error:
                 raise

@@ -122,7 +122,8 @@ def breaks_and_is_mended(small, run_dir: Path, break_it, mend_it) -> None:
     """A run whose disk takes no second snapshot for a while."""
     words = runs.command(*small, f"run.dir={run_dir}", "train.max_steps=200", "snapshot.every=20")
     with paced(words) as (process, lines):
-        said = read_until(lines, "step 25/")  # one snapshot is there
+        said = read_until(lines, "step 25/")
+        runs.wait_until(runs.snapshot(run_dir, 20).exists, process)
         says = break_it()
         said += read_until(lines, "could not be written")
         warning = said[-1]

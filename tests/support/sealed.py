@@ -32,6 +32,8 @@ others: set[int | None] = set()
 def _note_opened(event: str, arguments: tuple) -> None:
     if opened is None or threading.get_ident() in others:
         return
+    if threading.current_thread().name == "request":  # one that was given up goes on
+        return
     if event in ("open", "os.listdir", "os.scandir"):
         opened.append(str(arguments[0]))
 
