@@ -38,7 +38,6 @@ from store.fetch import INFERENCE, SMALL, fetch
 from store.latest import SNAPSHOTS
 from store.store import PREFIX
 
-COMMIT = re.compile(r"[A-Za-z0-9]{5,128}")
 EXACT = re.compile(rf"[0-9a-f]{{7,40}}|{SNAPSHOTS}/.+")
 """The part of a name that can mean only one commit or snapshot."""
 SAMPLES, SAMPLE_BYTES = 64, 4096
@@ -57,6 +56,8 @@ class Base:
     """Where config.json and the tokenizer lie, and the weights once they are there."""
     place: str = ""
     """The name by which another machine finds the same; empty for a folder."""
+    published: tuple[str, str | None] | None = None
+    """How adapters name it: a repo and its commit, or `place`; None for a folder."""
     download: Callable[[], object] = lambda: None
     """Downloads the weights and verifies them."""
     of_text: Mapping[str, Any] = field(default_factory=dict)
@@ -66,14 +67,6 @@ class Base:
         """The model for a text, whose sizes it has where its config.json leaves them open: null."""
         sizes = {"vocab_size": vocabulary, "max_position_embeddings": context}
         return replace(self, of_text={**sizes, "eos_token_id": end_of_text})
-
-    @property
-    def published(self) -> tuple[str, str | None] | None:
-        """How adapters name it: a repo and its commit, or `place`; None for a folder."""
-        repo, _, commit = self.place.removeprefix(PREFIX).rpartition("@")
-        if COMMIT.fullmatch(commit):
-            return repo, commit
-        return (self.place, None) if self.place else None
 
     def config(self, dropout: float, activation_checkpointing: bool | str) -> ModelConfig:
         """The sizes of the model. Raises SnapshotError if it cannot be built here."""
@@ -153,8 +146,10 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
         work = partial(with_retries, partial(fetch, contents, found.folder, None, INFERENCE))
     place, commit = contents.pinned(found.folder).rstrip("@"), contents.commit
     is_commit = commit and place.endswith(f"@{commit}")
-    name = f"{contents.store.name}@{commit[:12]}" if is_commit else place
-    return Base(named, name, folder, place, work)
+    if is_commit:
+        repo = contents.store.name
+        return Base(named, f"{repo}@{commit[:12]}", folder, place, (repo, commit), work)
+    return Base(named, place, folder, place, (place, None), work)
 
 
 def _refuse_other_files(named: str, names: Collection[str], with_weights: bool) -> None:

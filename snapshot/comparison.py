@@ -71,9 +71,9 @@ def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
         )
     if not sizes.in_transformers:
         return f"its config.json names no class of transformers ({sizes.family})"
-    return (
-        f"transformers is not installed. {INSTALL}" if find_spec("transformers") is None else None
-    )
+    if find_spec("transformers") is None:
+        return f"transformers is not installed. {INSTALL}"
+    return None
 
 
 def _load_in_transformers(folder: Path) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -16,14 +17,16 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from common.retries import with_retries
-from snapshot.disk.checking import check_model, check_snapshot
+from snapshot.disk.checking import check_contents, check_model
 from snapshot.disk.folder import (
     MANIFEST,
     TEMPORARY_PREFIX,
+    VERIFYING_THREADS,
     atomic_folder,
     entries_in,
     folder_name,
     make_way,
+    manifest_entries,
     parse_json,
     remove_folder,
     sha256_of,
@@ -137,7 +140,10 @@ def download(
     """
 
     def damaged() -> list[str]:
-        return [path for path, one in digests.items() if one and sha256_of(here / path) != one]
+        known = [path for path, digest in digests.items() if digest]
+        with ThreadPoolExecutor(VERIFYING_THREADS) as pool:
+            of_files = pool.map(sha256_of, (here / path for path in known))
+            return [path for path, now in zip(known, of_files, strict=True) if now != digests[path]]
 
     # Without commits a file may have been replaced, and no digest tells: no copy is trusted.
     again = not contents.store.has_commits and None in digests.values()
@@ -185,8 +191,8 @@ def fetch(
             return here
         final = root / folder_name(remote_step(folder))
         with atomic_folder(root, final.name, make_way) as building:
-            for path in here.iterdir():
-                path.rename(building / path.name)
+            for name in (MANIFEST, *manifest_entries(here)):
+                (here / name).rename(building / name)
         remove_folder(root / PARTIAL)
         return final
     except SnapshotError:  # the next try must not continue it
@@ -232,7 +238,7 @@ def _download(
         named = {inside + name: digest for name, digest in digests.items()}
         here = download(contents, named, target) / folder
         if wanted is ALL:
-            check_snapshot(here)
+            check_contents(here)
         elif wanted is INFERENCE:
             check_model(here)
         return here
