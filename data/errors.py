@@ -9,10 +9,6 @@ class DataError(ValueError):
     """A text that cannot be used. The message names the key, the value and the remedy."""
 
 
-class UnknownCharacter(DataError):
-    """A character that a vocabulary of characters lacks."""
-
-
 class BrokenText(DataError):
     """A text whose content cannot be read."""
 

@@ -19,7 +19,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from data.chunks import Row
-from data.errors import DataError, UnknownCharacter
+from data.errors import DataError
 from data.token_file import TokenRows
 
 CODE_POINTS = 0x110000
@@ -208,12 +208,12 @@ class CharTokenizer(Tokenizer):
         return "\n" if "\n" in self.characters else self.characters[0]
 
     def encode(self, text: str) -> NDArray:
-        """Encode a text. UnknownCharacter names the first character that the vocabulary lacks."""
+        """Encode a text. DataError names the first character that the vocabulary lacks."""
         points = code_points(text)
         known = self._known[points]
         if not known.all():
             character = text[int(np.argmin(known))]
-            raise UnknownCharacter(
+            raise DataError(
                 f"the character {character!r} (U+{ord(character):04X}) is not among the "
                 f"{self.vocab_size} characters of the training text. Leave it out."
             )

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from common.printable import printable
 from snapshot.errors import SnapshotError
 from snapshot.source import find
+from store.latest import TIME_FORMAT
 from store.store import BRANCH
 
 
@@ -40,7 +41,7 @@ def print_status(source: str) -> int:
 def _when(text: str) -> str:
     """A time of `store.latest.utc`, by the clock of its machine, and how long ago that was."""
     try:
-        written = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        written = datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
     except ValueError:
         return "unknown"
     ago = timedelta(seconds=max(0, round(time.time() - written.timestamp())))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -24,6 +23,8 @@ LATEST = "latest.json"
 METRICS = "metrics.jsonl"
 LARGEST_METRICS_BYTES = 256 << 20
 """The metrics of more than a million steps."""
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+"""Of times in records, which are in UTC."""
 FORMAT_VERSION = 2
 SNAPSHOTS = "snapshots"
 """The folder of a store that holds its snapshots."""
@@ -122,7 +123,6 @@ def remote_step(folder: str) -> int:
     return int(folder.split("-")[1])
 
 
-def utc(seconds: float | None = None) -> str:
-    """A time, by default now, as in '2026-11-27T10:31:04Z'."""
-    seconds = time.time() if seconds is None else seconds
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def utc() -> str:
+    """The time now, as in '2026-11-27T10:31:04Z'."""
+    return datetime.now(UTC).strftime(TIME_FORMAT)

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock
@@ -21,7 +20,7 @@ from common.printable import printable, redact_urls
 from config.schema import ConfigError
 from snapshot.disk.folder import write_whole
 from snapshot.errors import SnapshotError
-from store.latest import LARGEST_METRICS_BYTES
+from store.latest import LARGEST_METRICS_BYTES, utc
 
 Record = dict[str, Any]
 FIGURES = {"train": ("loss",), "eval": ("loss",), "sample": ("text",)}
@@ -137,6 +136,8 @@ def add_fetched(path: Path, fetched: Path, step: int) -> None:
         records = [record for _, record in scan(fetched)]
     except ConfigError as error:
         raise SnapshotError(f"{fetched.name} has a line that is not one of metrics") from error
+    if not all(name.isidentifier() for record in records for name in record):
+        raise SnapshotError(f"{fetched.name} has a line that is not one of metrics")
     steps = [record["step"] for record in records if is_figure(record)]
     if steps != sorted(steps):
         raise SnapshotError(f"{fetched.name} is not one of metrics: its steps do not rise")
@@ -153,7 +154,7 @@ def _record_in(line: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None
-    if not all(name.isidentifier() and _is_plain(value) for name, value in record.items()):
+    if not all(map(_is_plain, record.values())):
         return None
     event = record.get("event")
     needed = FIGURES.get(str(event), ("time", "attempt", "text"))
@@ -244,7 +245,7 @@ class Events:
         if event == "warning":
             text = PATH.split(text)[0].rstrip(" '(\"")
         line = {
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "time": utc(),
             "attempt": self._attempt,
             "event": event,
             "step": step,

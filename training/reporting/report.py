@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from training.reporting.metrics import MetricsFile
 from training.reporting.speed import PASSES, PhaseClock
 from training.reporting.trackers import values_of
 
-OWN_NAMES = ("event", "epoch", "tokens_per_second", "mfu", "skipped")
+OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
 LONGEST_SAMPLE = 4_000
 """Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""
@@ -265,7 +266,7 @@ def _number_of(mean: Tensor) -> float:
 
 def _as_tensor(name: str, value: float | Tensor, device: torch.device) -> Tensor:
     """A copy of a metric on the device, as one float. Raises ConfigError for anything else."""
-    if name in OWN_NAMES:
+    if OWN_NAMES.fullmatch(name):
         raise ConfigError(
             f"train.py gives session.finish_step a metric {name}, a name that every line of "
             "metrics.jsonl may have already. Give the metric another name."

@@ -5,7 +5,6 @@ It holds the exit code of the last attempt.
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from common.shared_files import acquire, file_lock
 from config.schema import Config, ConfigError
 from config.stored import CONFIG_FILE, read_config
 from snapshot.disk.folder import MANIFEST, TEMPORARY_PREFIX, snapshot_folders, snapshots_in
-from snapshot.errors import SnapshotError
+from snapshot.errors import SnapshotError, is_full
 from snapshot.start import has_steps
 from store.latest import METRICS
 from training.distributed.launcher import is_local_main_process, is_one_machine
@@ -218,6 +217,7 @@ def _acquired(lock: FileLock, run_dir: Path) -> bool:
 def not_writable(run_dir: Path, error: OSError) -> ConfigError:
     """The error for a disk that refuses what a run writes at its start."""
     where = f" ({error.filename})" if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "Free some space." if full else "Set run.dir to a folder that you may write to."
+    remedy = (
+        "Free some space." if is_full(error) else "Set run.dir to a folder that you may write to."
+    )
     return ConfigError(f"run.dir={run_dir} cannot be written: {error.strerror}{where}. {remedy}")

@@ -198,7 +198,7 @@ class Agreement:
         hub, train, snapshot = self._config.hub, self._config.train, self._config.snapshot
         self._steps += 1
         if self._steps >= self._every:
-            self._compare(step)
+            self._compare()
         last = step == train.max_steps
         end, evaluate = last or bool(self.reason), last or step % train.eval_every == 0
         if snapshot.every_minutes is None:
@@ -211,7 +211,7 @@ class Agreement:
         sample = train.sample_every > 0 and (last or step % train.sample_every == 0)
         return Due(save or end, evaluate, sample, end)
 
-    def _compare(self, step: int) -> None:
+    def _compare(self) -> None:
         """Learn whether any process is to stop, and whether the minutes are over."""
         now, minutes = time.monotonic(), self._config.snapshot.every_minutes
         pace = (now - self._compared_at) / self._steps

@@ -226,6 +226,8 @@ def test_metrics_of_one_process_alone_are_refused(tmp_path):
         ("norms", torch.ones(2, 3), r"norms, which is a tensor of shape \(2, 3\)"),
         ("rank", "high", "rank, which is 'high'. A metric is a number"),
         ("mfu", 1.0, "a metric mfu, a name that every line .* Give the metric another name"),
+        ("hub_step", 1.0, "a metric hub_step, a name that every line"),
+        ("blocks_of_source_1", 1.0, "a metric blocks_of_source_1, a name that every line"),
     ],
 )
 def test_a_metric_that_is_no_number_is_refused_at_once(tmp_path, name, value, words):

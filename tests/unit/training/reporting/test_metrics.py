@@ -157,6 +157,13 @@ def test_a_line_whose_end_is_damaged_gets_a_sentence(tmp_path, end):
         read_metrics(path)
 
 
+def test_a_metric_of_any_name_is_read_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "train", "step": 1, "loss": 1.0, "grad/layer 1": 2.0}\n')
+    MetricsFile(path, 1)
+    assert read_metrics(path)[0]["grad/layer 1"] == 2.0
+
+
 def test_lines_that_stay_are_not_rewritten(tmp_path):
     path = tmp_path / "metrics.jsonl"
     history(path, 30)
