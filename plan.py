@@ -190,7 +190,7 @@ def print_plan(
         f"{split.accumulation} accumulated{padding}"
     )
     print(f"\n{table(fits)}\n")
-    print("\n".join(textwrap.fill(note, 95) for note in notes(config, sizes, options, fits)))
+    print("\n".join(textwrap.fill(note, 95) for note in notes(config, model, options, fits)))
 
 
 def table(fits: list[Fit]) -> str:
@@ -221,13 +221,11 @@ def table(fits: list[Fit]) -> str:
 
 
 def notes(
-    config: Config, sizes: ModelConfig, options: argparse.Namespace, fits: list[Fit]
+    config: Config, model: LanguageModel, options: argparse.Namespace, fits: list[Fit]
 ) -> list[str]:
     """What the table does not show: memory outside tensors and of the machine, and snapshots."""
     device, library = options.device, "NCCL" if options.device == "cuda" else "gloo"
-    layout = layout_for(sizes)
-    layout.freeze(config.optim.freeze)
-    snapshot, keep = snapshot_bytes(layout, config.optim.name) / 1e9, config.snapshot.keep
+    snapshot, keep = snapshot_bytes(model.layout(), config.optim.name) / 1e9, config.snapshot.keep
     return [
         "Tensors are counted in a traced update. They are not all there at once: the peak is less "
         "than their sum. 'Outside' is an estimate: "

@@ -65,6 +65,11 @@ class ModelConfig(ABC):
         """Channels of the queries of all heads."""
         return self.n_embd if self.head_size is None else self.n_head * self.head_size
 
+    @property
+    def head_width(self) -> int:
+        """Channels of one head; a config.json may have none."""
+        return self.attention_width // max(1, self.n_head)
+
     @classmethod
     @abstractmethod
     def read(

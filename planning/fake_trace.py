@@ -90,9 +90,8 @@ class Shape:
 
 def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
     """Whether a run on CUDA computes documents in a row without a mask, on a recent GPU."""
-    head_size = config.attention_width // max(1, config.n_head)
     is_varlen = shape.attention in (None, VARLEN)
-    return is_varlen and why_no_varlen(shape.precision, config.dropout, head_size) is None
+    return is_varlen and why_no_varlen(shape.precision, config.dropout, config.head_width) is None
 
 
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:

@@ -12,8 +12,9 @@ from config.schema import Config
 from proving.launch import KILLED, Outcome
 from snapshot.comparison import TOLERANCE as WIDER
 from snapshot.comparison import OtherModel, compare_logits
-from snapshot.disk.checking import check_model, check_snapshot
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import manifest_entries
+from snapshot.disk.model import model_of
 from snapshot.errors import SnapshotError
 from training.distributed.launcher import shutdown_timeout
 from training.exits import EXIT_DONE
@@ -121,7 +122,7 @@ def contents(folder: Path, is_new: bool, keep: int) -> Iterator[Line]:
     yield passed("no code in it", not other, said)
     times, tolerance = (ENLARGED, TOLERANCE) if is_new else (1.0, WIDER)
     try:
-        said = compare_logits(folder, check_model(folder), times, tolerance)
+        said = compare_logits(folder, model_of(folder)[0], times, tolerance)
         status = GREY if said.startswith("not compared") else GREEN
         yield Line("loads in transformers", status, f"logits, matrices times {times:g}: {said}")
     except OtherModel as error:

@@ -30,8 +30,9 @@ from config.removed import removed_option
 from snapshot.command_line import USER_ERRORS
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
-from snapshot.disk.checking import check_model, check_snapshot
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import atomic_folder, manifest_entries
+from snapshot.disk.model import model_of
 from snapshot.disk.state import loss_in_words, read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import BASE_HELP, find_model, write_model
@@ -137,7 +138,7 @@ def _describe(folder: Path, place: str) -> bool:
     )
     _show(f"loss      {loss}")
     try:
-        _show(f"logits    {compare_logits(folder, check_model(folder))}")
+        _show(f"logits    {compare_logits(folder, model_of(folder)[0])}")
     except OtherModel as error:
         _warn(f"error: {str(error).replace(str(folder), place)}.")
         return False

@@ -193,7 +193,7 @@ def _gpu_without_fp8() -> Iterator[str]:
     if not is_cuda or torch.cuda.get_device_capability() < FP8_CAPABILITY:
         yield (
             f"{CONFIG_FILE} says mixed_precision: fp8, which needs an NVIDIA GPU of compute "
-            f"capability 8.9 (Ada, Hopper) or later, and this is "
+            f"capability {'.'.join(map(str, FP8_CAPABILITY))} (Ada, Hopper) or later, and this is "
             f"{torch.cuda.get_device_name() if is_cuda else kind}: set mixed_precision: bf16."
         )
 

@@ -46,8 +46,7 @@ def choose_attention(
     """
     if accelerator.device.type != "cuda":
         return
-    asked, sizes = config.run.attention, model.config
-    head_size = sizes.attention_width // max(1, sizes.n_head)
+    asked, head_size = config.run.attention, model.config.head_width
     has_packed_rows = config.data.documents != PACKED and model.can_pack and state.rows != ONE
     if asked != AUTO:
         state.attention = asked
