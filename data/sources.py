@@ -20,7 +20,7 @@ from data.progress import Progress
 from data.reading.access import Access
 from data.reading.formats import TEXT
 from data.reading.groups import Group, Listing
-from data.reading.rows import documents, list_files, tables_of
+from data.reading.rows import documents, groups_of, identified, list_files, tables_of
 from data.reading.table import Table
 from data.reading.text import text_parts
 
@@ -58,7 +58,8 @@ class Source:
     def _rows(self) -> Iterator[tuple[Table, Group, int, str]]:
         is_empty = True
         for table in tables_of(self.listing, self.access):
-            for group in table.whole():
+            # Without a byte there is no group: Parquet is damaged then, others have no row.
+            for group in table.whole() or groups_of(table):
                 for row, text in documents(table, group):
                     is_empty = False
                     yield table, group, row, text
@@ -76,5 +77,6 @@ def open_source(
     """
     progress = progress or Progress()
     with closing(Access(cache_dir, progress.say)) as access, access.at_start():
-        listing = list_files(source, column, access, progress, copies=True)
+        files = list_files(source, column, access, progress, copies=True)
+        listing = identified(files, access)
     return Source(listing, Access(cache_dir))  # the other one is closed: all files are here

@@ -76,5 +76,6 @@ class Listing:
     """The column that holds the text."""
     files: tuple[DataFile, ...]
     groups: tuple[Group, ...]
+    """None of a text that is prepared: its files are read whole."""
     fingerprint: str
     """Hex digest: equal on every machine that has the same data set, wherever its files are."""

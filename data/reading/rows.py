@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
@@ -52,10 +52,14 @@ def list_source(
     for longer than a start waits.
     """
     with access.at_start(), Progress(access.say) as progress:
-        column = TextColumn(text_column)
-        return list_files(
-            source, column, access, progress, revision, split, skip_broken=skip_broken
-        )
+        listing = list_files(source, TextColumn(text_column), access, progress, revision, split)
+        with ThreadPoolExecutor(READERS) as pool:
+            groups_in = partial(groups_of, skip_broken=skip_broken)
+            listed = pool.map(groups_in, tables_of(listing, access))
+            groups = tuple(group for found in listed for group in found)
+        if not groups:
+            raise DataError(f"data.source={listing.name} is empty: it has no rows.")
+        return identified(replace(listing, groups=groups), access)
 
 
 def list_files(
@@ -66,9 +70,11 @@ def list_files(
     revision: str | None = None,
     split: str = TRAIN,
     copies: bool = False,
-    skip_broken: bool = False,
 ) -> Listing:
-    """The listing of a source, see `list_source`; with `copies` all files are on this machine."""
+    """The files of a source, see `list_source`, without groups and fingerprint.
+
+    With `copies` all files are on this machine.
+    """
     name = redact_urls(source)
     progress.doing(f"listing {name}")
     try:
@@ -78,15 +84,7 @@ def list_files(
             files = copy_files(access, name, files, progress)
     except OSError as error:
         raise cache_error(access.cache_dir, error) from error
-    listing = Listing(name, commit, kind, column, tuple(files), (), "")
-    with ThreadPoolExecutor(READERS) as pool:
-        listed = pool.map(partial(groups_of, skip_broken=skip_broken), tables_of(listing, access))
-        groups = [group for found in listed for group in found]
-    if not groups:
-        raise DataError(f"data.source={listing.name} is empty: it has no rows.")
-    contents = [content_of(access, name, file) for file in files]
-    digest = _fingerprint([kind, column.name], contents, files, groups)
-    return replace(listing, groups=tuple(groups), fingerprint=digest)
+    return Listing(name, commit, kind, column, tuple(files), (), "")
 
 
 def tables_of(listing: Listing, access: Access) -> Iterator[Table]:
@@ -111,6 +109,17 @@ def groups_of(table: Table, skip_broken: bool = False) -> list[Group]:
         return []
 
 
+def identified(listing: Listing, access: Access) -> Listing:
+    """A listing with its fingerprint: without paths and times, which differ between machines."""
+    digest = hashlib.sha256(json.dumps([listing.format, listing.column.name]).encode())
+    for file in listing.files:
+        content = content_of(access, listing.name, file)
+        digest.update(json.dumps([content, file.name, file.size]).encode())
+    for group in listing.groups:
+        digest.update(repr(VALUES(group)).encode())
+    return replace(listing, fingerprint=digest.hexdigest())
+
+
 def content_of(access: Access, source: str, file: DataFile) -> str:
     """What identifies the content of a file on every machine."""
     if file.is_remote:
@@ -119,18 +128,6 @@ def content_of(access: Access, source: str, file: DataFile) -> str:
     if file.size > SAMPLE_BYTES:
         end = access.read(source, file, file.size - SAMPLE_BYTES, file.size)
     return hashlib.sha256(begin + end).hexdigest()
-
-
-def _fingerprint(
-    parts: list[str], contents: list[str], files: list[DataFile], groups: Iterable[Group]
-) -> str:
-    """Without paths and times, which differ between machines."""
-    digest = hashlib.sha256(json.dumps(parts).encode())
-    for content, file in zip(contents, files, strict=True):
-        digest.update(json.dumps([content, file.name, file.size]).encode())
-    for group in groups:
-        digest.update(repr(VALUES(group)).encode())
-    return digest.hexdigest()
 
 
 def documents(

@@ -233,6 +233,12 @@ def test_a_source_without_text_is_called_empty(complaint, tmp_path, name):
         assert "is empty" in complaint(path)
 
 
+def test_a_table_of_parquet_without_a_byte_is_damaged(complaint, tmp_path):
+    put(tmp_path / "data/a.parquet", table("a.parquet", ROWS))
+    put(tmp_path / "data/b.parquet", "")
+    assert "b.parquet cannot be read as Parquet" in complaint(tmp_path / "data")
+
+
 @pytest.mark.parametrize(
     "content", [b"caf\xe9 is latin", b"abcde\xe6\x97", b"PDF " * 9999 + b"\xe9"]
 )
