@@ -86,8 +86,9 @@ class MessagesColumn(TextColumn):
         turns = next((one for one in choices if any(row[name] is not None for name in one)), None)
         if turns is None:  # as where a row has no such column
             return ""
-        others = [name for name in self.among(row) if name in EXTRAS and name not in turns]
-        extras = {name: row[name] for name in others if row[name] not in (None, "")}  # "" of CSV
+        # A field of CSV that is empty is a text.
+        others = {name: row.get(name) for name in EXTRAS if name not in turns}
+        extras = {name: value for name, value in others.items() if value not in (None, "")}
         conversation = conversation_of([row[name] for name in turns], extras)
         return _checked(self.name, conversation.as_json()) + "\n"
 

@@ -6,8 +6,8 @@ Only the columns that are read are requested.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -52,6 +52,8 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
     """
     footer = _footer_of(table)
     types, leaves = _wanted(table)
+    restorers = {name: restorer_of(kind) for name, kind in types.items()}
+    nested = {name: restore for name, restore in restorers.items() if restore}
     number = 0
     for index in range(footer.num_row_groups) if group.rows is None else [group.index]:
         begin, end = _extent(footer.row_group(index), leaves)
@@ -68,7 +70,10 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
             ):
                 for values in batch.to_pylist():
                     number += 1
-                    yield number, {name: restored(values[name], types[name]) for name in values}
+                    for name, restore in nested.items():
+                        if values[name] is not None:
+                            values[name] = restore(values[name])
+                    yield number, values
 
 
 @lru_cache(FOOTERS_IN_MEMORY)
@@ -124,19 +129,28 @@ def _is_text(kind: pa.DataType) -> bool:
     return str(of_values) in TEXT_TYPES
 
 
-def restored(value: Any, kind: pa.DataType) -> Any:
-    """A nested value as it was before all rows of a column got one type.
+def restorer_of(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes a value of a type as it was before all rows of a column got one type.
 
     Where the calls of two tools have other arguments, each has those of the other as null: null
-    fields of structs are dropped, and JSON is decoded.
+    fields of structs are dropped, and JSON is decoded. None for a type whose values are as they
+    were.
     """
-    if value is None:
-        return None
     if getattr(kind, "extension_name", None) == JSON:
-        return json.loads(value)
+        return json.loads
     if pa.types.is_struct(kind):
-        names = ((field.name, field.type) for field in kind if value[field.name] is not None)
-        return {name: restored(value[name], of_field) for name, of_field in names}
+        fields = {field.name: restorer_of(field.type) for field in kind}
+        return partial(_restored_fields, fields)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [restored(entry, kind.value_type) for entry in value]
-    return value
+        restore = restorer_of(kind.value_type)
+        return restore and partial(_restored_entries, restore)
+    return None
+
+
+def _restored_fields(fields: dict[str, Callable[[Any], Any] | None], value: dict) -> dict:
+    present = ((name, restore) for name, restore in fields.items() if value[name] is not None)
+    return {name: restore(value[name]) if restore else value[name] for name, restore in present}
+
+
+def _restored_entries(restore: Callable[[Any], Any], value: list) -> list:
+    return [None if entry is None else restore(entry) for entry in value]
