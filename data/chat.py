@@ -168,18 +168,12 @@ class ChatTemplate:
             raise ChatError(f"the chat template refuses it: {reason_of(error):.200}") from error
         return texts[0], [tuple(span) for span in spans[0]] if track else []
 
-    def _spans(self, conversation: Conversation, text: str) -> Spans:
-        """Where the text of a conversation, which ends with a reply, is the assistant's.
+    def _unmarked(self, conversation: Conversation, text: str) -> Spans:
+        """Where the text of a conversation is the assistant's, if its template marks nothing.
 
-        The template marks the assistant's text with `{% generation %}`. Without marks, it is what
-        the template adds after the start of a reply when the message is there. Raises ChatError if
-        neither works.
+        It is what the template adds after the start of a reply when the message is there. Raises
+        ChatError if it cannot be located so.
         """
-        if GENERATION.search(self.template_for(conversation)):
-            _, spans = self._render(conversation, reply=False, track=True)
-            if not spans:
-                raise ChatError("the chat template marks no assistant text by {% generation %}")
-            return spans
         spans = []
         for end in conversation.ends_of_replies:
             before = self.render(conversation.up_to(end - 1), reply=True)
@@ -216,12 +210,16 @@ class ChatTemplate:
             what = "reply to train on" if conversation.messages else "messages"
             raise ChatError(f"it has no {what}")
         conversation = self._marked(conversation)
+        has_marks = GENERATION.search(self.template_for(conversation)) is not None
         for end in reversed(replies):
             part = conversation.up_to(end)
-            text = self.render(part)
+            text, spans = self._render(part, reply=False, track=has_marks)
             ids, places = self.tokenizer.encode_parts(self._parts(text))
             if len(ids) <= longest:
-                spans = self._spans(part, text)
+                if not has_marks:
+                    spans = self._unmarked(part, text)
+                elif not spans:
+                    raise ChatError("the chat template marks no assistant text by {% generation %}")
                 trained = self._targets(places, spans)
                 size = sum(self._bytes_in(text[begin:end]) for begin, end in spans)
                 tokens = np.array(ids, dtype=self.tokenizer.dtype)
