@@ -18,12 +18,10 @@ from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain
 from sealed import seal
-from snapshot.__main__ import main
 from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from store.errors import StoreError
-from store.latest import remote_folder
 from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
 from training.run.start import refuse_other_run
@@ -93,27 +91,6 @@ def damage(*steps: int) -> Callable:
     return change
 
 
-def damage_the_repo(hub) -> None:
-    places = [remote_folder(f"step-{step:08d}", "attempt") for step in (20, 30)]
-    hub.commit_files(hubs.REPO, {f"{at}/optimizer.safetensors": b"damaged" for at in places})
-
-
-def damage_latest(hub) -> None:
-    hub.commit_files(hubs.REPO, {"latest.json": b"{"})
-
-
-def restore_latest(hub) -> None:
-    repo = hub.repo(hubs.REPO)
-    earlier = next(one for one in reversed(repo.every_head[:-1]) if one != repo.head)
-    hub.commit_files(hubs.REPO, {"latest.json": repo.read(earlier, "latest.json")})
-
-
-def make_repos(hub) -> None:
-    hub.create("me/foreign")
-    hub.commit_files("me/foreign", {"notes.txt": b"mine"})
-    hub.create("me/public", private=False)
-
-
 def lose_snapshots(hub) -> None:
     line = {"event": "train", "step": 1, "loss": 1.0}
     (RUN_DIR / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
@@ -134,31 +111,18 @@ def another_run(hub) -> None:
     seal(folder)
 
 
-def write_curves(hub) -> None:
-    (folder := Path("out/theirs")).mkdir()
-    (folder / "curves.png").write_text("mine")
-
-
 LOCK = RunLock()
 NEW, OTHER = "run.name=new", "run.name=other"
 HERE, THERE = "hub.repo_id=me/run", "hub.repo_id=me/other"
-OPEN = "hub.private=false"
 EARLY = "snapshot.resume=out/mine/snapshots/step-00000010"
 TAKEOVER = "name another store, or replace what this one holds with hub.takeover=true"
 CONTINUE = "to continue the run in the store, give another run.name"
-WHOLE = "Name a snapshot that is whole, a run's folder, or its store"
 FOLLOWED = {
     "an earlier step": (
         nothing,
         f"run.name=mine {EARLY}",
         ("give it another run.name", nothing, f"{NEW} {EARLY}", 10),
         ("leave snapshot.resume out and remove the newer", remove_newer, "run.name=mine", 10),
-    ),
-    "an earlier step of a run with a repo": (
-        nothing,
-        f"run.name=mine {HERE} {EARLY}",
-        ("run.dir and store, if they are set)", nothing, f"{NEW} {THERE}", None),
-        ("", nothing, f"{NEW} {THERE} {EARLY}", 10),
     ),
     "a repo of another run": (
         another_run,
@@ -171,44 +135,6 @@ FOLLOWED = {
         damage(10, 20, 30),
         "run.name=mine",
         ("or move out/mine away", move_away, "run.name=mine", None),
-    ),
-    "no whole snapshot in the repo": (
-        damage_the_repo,
-        f"{NEW} {HERE}",
-        ("Start again in another store.", nothing, f"{NEW} {THERE}", None),
-    ),
-    "a named snapshot that is not whole": (
-        damage(30),
-        f"{NEW} snapshot.resume=out/mine/snapshots/step-00000030",
-        (WHOLE, nothing, f"{NEW} snapshot.resume=out/mine/snapshots/step-00000020", 20),
-        (WHOLE, nothing, f"{NEW} snapshot.resume=out/mine", 20),
-        (WHOLE, nothing, f"{NEW} snapshot.resume=me/run", 30),
-    ),
-    "a latest.json that is damaged": (
-        damage_latest,
-        f"{NEW} {HERE}",
-        (
-            "with snapshot.resume=hf://me/run, another run.name",
-            nothing,
-            f"run.name=third {THERE} snapshot.resume=hf://me/run",
-            30,
-        ),
-        ("If a run owns it, restore that file", restore_latest, f"{NEW} {HERE}", 30),
-    ),
-    "a repo of something else": (
-        make_repos,
-        f"{NEW} hub.repo_id=me/foreign",
-        ("Name one that is new or empty", nothing, f"{NEW} {THERE}", None),
-    ),
-    "a public repo": (
-        make_repos,
-        f"{NEW} hub.repo_id=me/public",
-        (
-            "or allow it with hub.private=false",
-            nothing,
-            f"{NEW} hub.repo_id=me/public {OPEN}",
-            None,
-        ),
     ),
     "no Hub": (
         lambda hub: hub.down(),
@@ -227,37 +153,11 @@ FOLLOWED = {
         ),
         ("or move out/mine away", move_away, "run.name=mine", None),
     ),
-    "a folder with the owner's name": (
-        lambda hub: Path("me").mkdir(),
-        f"{NEW} snapshot.resume=me/run",
-        ("on the Hub write hf://me/run", nothing, f"{NEW} snapshot.resume=hf://me/run", 30),
-    ),
-    "another name is no folder and no repo": (
-        nothing,
-        f"{NEW} snapshot.resume=nowhere",
-        ("(owner/name or owner/name@revision)", nothing, f"{NEW} snapshot.resume=me/run", 30),
-    ),
-    "a folder with files of somebody else": (
-        write_curves,
-        "run.name=theirs",
-        (
-            "Give the run a folder of its own, or move curves.png",
-            nothing,
-            "run.name=theirs run.dir=out/own",
-            None,
-        ),
-        ("", lambda hub: Path("out/theirs/curves.png").unlink(), "run.name=theirs", None),
-    ),
     "a folder in use": (
         lambda hub: LOCK.acquire(RUN_DIR),
         "run.name=mine",
         ("or give this run another run.name", nothing, NEW, None),
         ("Wait for it or stop it, ", lambda hub: LOCK._lock.release(), "run.name=mine", 30),
-    ),
-    "a folder that is not to be written": (
-        lambda hub: Path("file").write_text(""),
-        "run.dir=file/run",
-        ("Set run.dir to a folder that you may write to", nothing, "run.dir=out/third", None),
     ),
 }
 """By case: what has happened, a command that is refused, and how each advice in the sentence is
@@ -273,14 +173,6 @@ def test_advice_is_followed(in_repo, a_run, begins, refused, case):
         assert advice in said
         then(in_repo)
         assert begins(corrected) == step
-
-
-def test_a_missing_revision_is_looked_up_as_the_sentence_says(in_repo, refused, capsys):
-    said = refused("run.name=new snapshot.resume=me/run@none")
-    command = said.partition("`python -m snapshot ")[2].partition("`")[0]
-    assert command == "list me/run"
-    assert main(command.split()) == 0
-    assert "step         30" in capsys.readouterr().out
 
 
 def test_of_another_configuration(a_run, begins, refused):
@@ -315,12 +207,6 @@ def test_each_value_of_a_snapshot_is_given_as_a_shell_takes_it(finished_run):
     assert {word.partition("=")[0] for word in given} == ODD.keys()
     words = [word for line in given for word in shlex.split(line)]
     refuse_other_run(state, as_plain(load_config(words)), None)
-
-
-def test_what_is_not_to_be_merged(a_run, tmp_path, capsys):
-    assert main(["merge", str(a_run), str(tmp_path / "merged")]) == 2
-    assert "is whole already: transformers loads it as it is" in capsys.readouterr().err
-    open_base("model.pretrained", str(a_run), 5.0).fetch_weights()
 
 
 @pytest.mark.slow
