@@ -98,7 +98,6 @@ def planned(options: argparse.Namespace, config: Config) -> tuple[list[Fit], Spl
         freeze=tuple(config.optim.freeze),
         frozen_dtype=config.model.frozen_dtype,
         stored_as=stored_as,
-        attention=None if config.run.attention == "auto" else config.run.attention,
         packed=config.data.documents != PACKED and sizes.can_pack,
         sync_each=config.run.sync_each_micro_batch,
     )
@@ -129,7 +128,7 @@ def check_sharing(options: argparse.Namespace, config: Config, model: LanguageMo
     """Raise ConfigError if processes cannot share the model as --context and --tensor say."""
     if options.context > 1:
         named = f"--context {options.context}"
-        refuse_context(named, options.context, options.tensor, model, config.run)
+        refuse_context(named, options.context, options.tensor, model)
     if options.tensor > 1:
         if (refusal := why_not_shared(config, options.precision)) is not None:
             raise ConfigError(refusal)

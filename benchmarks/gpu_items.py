@@ -150,7 +150,6 @@ ITEMS = (
     Item("snapshots", "snapshots", 240, rows_of("gpu_runs", "snapshot_rows")),
     *(_large("gpt2_large", way) for way in ("selective", "offload")),
     _other("documents by a mask", "gpt2", documents=True),
-    _other("documents by lengths", "gpt2", documents=True, kernel="varlen"),
     _other("fp16", "gpt2", precision="fp16"),
     _other("float32", "gpt2", precision="no"),
     _other("float32 in TF32", "gpt2", precision="no", tf32=True),

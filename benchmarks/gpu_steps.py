@@ -30,7 +30,6 @@ from model.families import build_model
 from model.fp8 import FP8, TENSORWISE, use_fp8
 from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
-from model.kernels import VARLEN
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.estimate import MemoryEstimate
@@ -66,8 +65,6 @@ class Case:
     """FSDP's weights, gradients and optimizer state are in the machine's memory."""
     documents: bool = False
     """Rows hold documents of a tenth of the context, which do not see each other."""
-    kernel: str | None = None
-    """VARLEN, on a GPU; None for torch's choice."""
     tf32: bool = False
     """Products of float32 numbers use TF32."""
     optimizer: str = "adamw"
@@ -161,8 +158,6 @@ class Training:
             length = max(1, config.block_size // 10)
             positions = torch.arange(config.block_size, device=device) % length
             self.batch = (*self.batch, positions.repeat(batch, 1))
-        if case.kernel == VARLEN and device.type != "cpu":
-            model.use_varlen()
 
     def step(self) -> None:
         """One update; the device may still be computing it."""
@@ -249,8 +244,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         "compiled": "by block" if compiled else "no",
         "checkpointing": {True: "yes", False: "no"}.get(way, way),
     }
-    if case.documents or case.kernel is not None:
-        row["attention"] = f"{case.kernel or 'torch'}{', documents' * case.documents}"
+    if case.documents:
+        row["attention"] = "documents by a mask"
     if case.fsdp:
         row["FSDP"] = "offloaded" if case.offload else "one rank"
         row["threads"] = torch.get_num_threads()  # of AdamW, where it is offloaded
@@ -287,7 +282,6 @@ def planned_bytes(case: Case) -> float:
         the_device().type,
         case.rest,
         packed=case.documents,
-        attention=case.kernel or "kernel",  # otherwise a plan takes the best one for documents
         frozen_dtype=case.frozen or AUTO,
         stored_as=STORED_AS,
         optimizer=case.optimizer,

@@ -34,7 +34,6 @@ from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_
 from model.families import ARCHITECTURES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
-from model.kernels import KERNEL, VARLEN
 from model.recompute import WAYS as RECOMPUTE
 from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES
@@ -50,7 +49,6 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
-    "run.attention": ("auto", KERNEL, VARLEN),
 }
 """The allowed values of a key."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")

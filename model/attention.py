@@ -4,7 +4,7 @@ A batch says where documents begin by its positions: one begins wherever they do
 position attends to its own document alone. What every layer needs of them is derived once in a
 forward pass, as `Rows`.
 
-Letters in shapes: B rows, H heads, T positions, D channels of a head, N documents of all rows.
+Letters in shapes: B rows, H heads, T positions, D channels of a head.
 """
 
 from __future__ import annotations
@@ -22,18 +22,14 @@ LONGEST_PRODUCTS = 512
 the backward pass."""
 QUERY_CHUNK_BYTES = 512
 """Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
-SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What the positions of a batch attend to; without a mask and bounds, all earlier ones."""
+    """What the positions of a batch attend to; without a mask, all earlier ones."""
 
     mask: Tensor | None = None
     """(B, 1, T, T), added to the scores: 0 where a query may attend to a key, else -inf."""
-    bounds: Tensor | None = None
-    """(N + 1,) int32, the cumulative lengths of documents: the first position of each over all
-    rows, and their end. Torch's variable-length kernel computes nothing between documents."""
     context: Any = None
     """The `model.context.Context` whose processes have some positions of each row."""
     windows: dict[int, Tensor] = field(default_factory=dict)
@@ -52,31 +48,19 @@ class Rows:
         return self.windows[window]
 
 
-def rows_of(positions: Tensor, varlen: bool = False) -> Rows:
+def rows_of(positions: Tensor) -> Rows:
     """The documents of rows with these positions (B, T).
 
-    With `varlen` they are bounds, where autocast computes in 16 bits. Otherwise they are a mask, in
-    the type of the scores: of a boolean mask every layer would make a copy for its backward pass.
+    The mask has the dtype of the scores: of a boolean one every layer would make a copy for its
+    backward pass.
     """
     kind = positions.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     begins = F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
-    if varlen and dtype in SIXTEEN_BITS:
-        return Rows(bounds=cumulative_lengths(begins))
     document = begins.cumsum(dim=1)  # counted from 1
     own = (document[:, :, None] == document[:, None, :]).tril()[:, None]
     mask = torch.zeros(own.shape, dtype=dtype, device=own.device)
     return Rows(mask=mask.masked_fill_(~own, -math.inf))
-
-
-@torch._disable_dynamo  # torch.compiler.disable would import the compiler in every start
-def cumulative_lengths(begins: Tensor) -> Tensor:
-    """`Rows.bounds` of documents that begin where (B, T) is true.
-
-    Their number is a shape, so the process waits here for the device, once in a forward pass.
-    """
-    first = begins.flatten().nonzero().flatten()
-    return F.pad(first, (0, 1), value=begins.numel()).int()
 
 
 def attend(
@@ -99,9 +83,6 @@ def attend(
         whole = replace(rows, context=None)
         mixed = attend(query, key, value, whole, dropout_p, scale=scale, window=window)
         return cast(Tensor, rows.context.to_positions(mixed))
-    if rows is not None and rows.bounds is not None:
-        assert not dropout_p, "the kernel has no dropout"
-        return varlen_attention(query, key, value, rows.bounds, scale, window)
     is_short = query.size(2) <= LONGEST_PRODUCTS
     if rows is None and is_causal and is_short and query.device.type == "cpu":
         return attend_by_products(query, key, value, dropout_p)
@@ -109,38 +90,6 @@ def attend(
     options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale}
     options |= {"enable_gqa": key.size(1) != query.size(1), "is_causal": is_causal and mask is None}
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
-
-
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Tensor,
-    scale: float | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """`attend` within documents, by torch's kernel for CUDA."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    batch, heads, time, size = query.shape
-    # The kernel is not in autocast's list; rotary positions make queries and keys float32.
-    few = key.size(1) != heads
-    parts = (part.to(value.dtype).transpose(1, 2).flatten(0, 1) for part in (query, key, value))
-    query, key, value = parts
-    mixed = varlen_attn(
-        query,
-        key,
-        value,
-        bounds,
-        bounds,
-        time,  # a document is no longer
-        time,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=few,
-    )
-    assert isinstance(mixed, Tensor)
-    return mixed.view(batch, time, heads, size).transpose(1, 2)
 
 
 def attend_by_products(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:

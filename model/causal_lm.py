@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from model.attention import Rows, attend, rows_of
+from model.attention import Rows, attend
 from model.balance import ENTRY as BALANCED
 from model.balance import NAME as BALANCE
 from model.balance import adds_balance, balancing_loss, refuse_unknown_loss
@@ -378,14 +378,6 @@ class CausalLM(LanguageModel):
             return None
         return super().flops_per_token(block_size)
 
-    def rows_at(self, positions: Tensor | None) -> Rows | None:
-        """As `LanguageModel.rows_at`; None also where transformers makes a mask of positions."""
-        shared = super().rows_at(None)
-        if shared is not None or positions is None or not self.varlen:
-            return shared
-        rows = rows_of(positions, varlen=True)
-        return None if rows.bounds is None else rows
-
     def forward(
         self,
         ids: Tensor,
@@ -395,7 +387,8 @@ class CausalLM(LanguageModel):
     ) -> Tensor:
         """As `LanguageModel.forward`."""
         options: dict[str, Any] = {}
-        if (rows := self.rows_at(positions)) is not None:
+        # Where no processes share a sequence, transformers makes a mask of the positions itself.
+        if (rows := self.rows_at(None)) is not None:
             # transformers takes a mask of four dimensions as it is, and makes none of (B, 1, T, T).
             options = {"packed_rows": rows, "attention_mask": ids.new_zeros(1, 1, 1, 1)}
 

@@ -28,8 +28,6 @@ class Context:
     """Those of the forward pass that is being computed."""
     targets: Tensor | None = None
     """The targets (B, T) of the whole rows of that forward pass."""
-    varlen: bool = False
-    """Whether documents are attended to by torch's variable-length kernel."""
 
     def __init__(self, group: Any) -> None:
         """`group` is a process group of torch.distributed, whose size divides the heads."""
@@ -54,7 +52,7 @@ class Context:
             own = self.own(targets)
             count = (own != IGNORED).sum()
             places = torch.arange(ids.size(1), device=ids.device)[None]
-            rows = Rows() if positions is None else rows_of(positions, self.varlen)
+            rows = Rows() if positions is None else rows_of(positions)
             self.rows, self.targets = replace(rows, context=self), targets
             try:
                 mean = compute(

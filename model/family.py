@@ -65,11 +65,6 @@ class ModelConfig(ABC):
         """Channels of the queries of all heads."""
         return self.n_embd if self.head_size is None else self.n_head * self.head_size
 
-    @property
-    def head_width(self) -> int:
-        """Channels of one head; a config.json may have none."""
-        return self.attention_width // max(1, self.n_head)
-
     @classmethod
     @abstractmethod
     def read(
@@ -127,8 +122,6 @@ class LanguageModel(nn.Module, ABC):
 
     template: Callable[[], LanguageModel] | None = None
     """Builds the same model without memory, if this one is new and has no values yet."""
-    varlen: bool = False
-    """Whether documents in a row are attended to by torch's variable-length kernel."""
     context: Context | None = None
     """The processes that share each sequence, if several do."""
 
@@ -157,7 +150,7 @@ class LanguageModel(nn.Module, ABC):
         """What tokens at positions (B, T) attend to; None for all earlier ones of their row."""
         if self.context is not None and self.context.rows is not None:
             return self.context.rows
-        return None if positions is None else rows_of(positions, self.varlen)
+        return None if positions is None else rows_of(positions)
 
     @property
     @abstractmethod
@@ -224,7 +217,7 @@ class LanguageModel(nn.Module, ABC):
 
     def share_context(self, context: Context) -> None:
         """Compute the loss as `Context.around` says. Call it before the model is wrapped."""
-        self.context, context.varlen = context, self.varlen
+        self.context = context
         self.forward = context.around(self.forward)  # type: ignore[method-assign]
 
     def share_matrices(self, mesh: Any) -> None:
@@ -244,10 +237,6 @@ class LanguageModel(nn.Module, ABC):
         count = (targets != IGNORED).sum()
         part = torch.stack((mean.detach() * count, count))
         self.loss_parts[name] = part + self.loss_parts.get(name, 0.0)
-
-    def use_varlen(self) -> None:
-        """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""
-        self.varlen = self.can_share_context
 
     def matrices(self) -> dict[nn.Parameter, int]:
         """The weights of the linear layers in the blocks, and how many matrices each one joins.

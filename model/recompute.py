@@ -31,7 +31,6 @@ ATTENTION = (
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "torch_attn::_varlen_attn",
 )
 """Operations that take nearly all of a block's time. A CPU's attention by products is not among
 them: its scores would need T times T numbers for each head."""

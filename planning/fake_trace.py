@@ -32,7 +32,6 @@ from model.context import Context
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, keep_frozen
-from model.kernels import VARLEN, why_no_varlen
 from planning.allocation_log import LiveBytes
 from planning.kernels import cuda_kernels, few_chunks, offloading, without_moving
 from training.distributed.accelerator import set_communication, sums_in_float32
@@ -61,8 +60,6 @@ class Shape:
     """How those are kept, one of `model.frozen.KINDS`; also with adapters."""
     stored_as: str = FLOAT32
     """The dtype of the base in its files, one of `model.frozen.DTYPES`."""
-    attention: str | None = None
-    """As in `run.attention`; None for what a run chooses itself."""
     packed: bool = False
     """Whether documents in a row do not attend to each other."""
     sync_each: bool = True
@@ -88,19 +85,11 @@ class Shape:
         return self.processes // (self.context * self.tensor)
 
 
-def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
-    """Whether a run on CUDA computes documents in a row without a mask, on a recent GPU."""
-    is_varlen = shape.attention in (None, VARLEN)
-    return is_varlen and why_no_varlen(shape.precision, config.dropout, config.head_width) is None
-
-
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     with without_moving():
         model = build_model(config)
     freeze(model, shape.freeze)
     keep_frozen(model, shape.frozen_dtype, shape.stored_as, filled=False)
-    if shape.device != "cpu" and shape.packed and plans_varlen(config, shape):
-        model.use_varlen()
     return model
 
 

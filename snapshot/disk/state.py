@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from model.frozen import KINDS
-from model.kernels import KERNEL, VARLEN
 from snapshot.disk.folder import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
@@ -69,9 +68,6 @@ class RunState:
     """Steps so far whose update the loss scaler skipped because a gradient overflowed."""
     computed_on: Annotated[str | None, TEXT] = None
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
-    attention: Annotated[str | None, (None, KERNEL, "products", VARLEN)] = None
-    """The kernel on CUDA, as `run.attention` names it; None where that was never chosen. That of a
-    CPU was once named, as products."""
     rows: Annotated[str | None, (None, SEVERAL, ONE)] = None
     """What a row of documents holds: SEVERAL or ONE; None before the first step."""
     frozen_dtype: Annotated[str | None, (None, *KINDS)] = None

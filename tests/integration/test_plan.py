@@ -399,10 +399,6 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy(capsys):
             "mixed_precision: fp16 cannot be used where processes share matrices",
         ),
         (
-            "--processes 2 --context 2 run.attention=varlen",
-            "--context 2: run.attention=varlen has no effect. Leave it out.",
-        ),
-        (
             "--processes 8 --context 8",
             "--context 8, and the number of heads in attention on each process, 4, is no",
         ),

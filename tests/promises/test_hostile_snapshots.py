@@ -133,7 +133,6 @@ BY_BASE: dict[str, dict[str, Rows]] = {
             ("step",): (GONE, None, -1, 1.5, True, [], "12", 2, 2**70),
             ("seed",): (-1,),
             ("best_loss",): (float("nan"), 10**400),
-            ("attention",): ("faster",),
             ("loss_scaler",): tuple(
                 {**SCALER, key: value}
                 for key, value in {"scale": 1e300, "growth_factor": 10**400}.items()

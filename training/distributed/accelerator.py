@@ -196,7 +196,7 @@ def check_configuration(accelerator: Accelerator, config: Config) -> None:
         raise ConfigError(why)
 
 
-def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
+def check_model(accelerator: accelerate.Accelerator, model: LanguageModel) -> None:
     """Raise ConfigError for a model that the processes cannot divide as the config file says.
 
     Without fsdp_transformer_layer_cls_to_wrap, accelerate shards the blocks that the model names.
@@ -213,7 +213,7 @@ def check_model(accelerator: accelerate.Accelerator, model: LanguageModel, confi
     tensor, context = tensor_size(accelerator), context_size(accelerator)
     if context > 1:
         says = f"{file} parallelism_config_cp_size: {context}"
-        refuse_context(says, context, tensor, model, config.run)
+        refuse_context(says, context, tensor, model)
     if tensor > 1:
         says = f"{file} {TP_SIZE}: {tensor}"
         if model.layout().packed():  # a run that began in four bits

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from model.cpu import limit_threads
 from model.fp8 import TENSORWISE
 
 PROGRAMS = {"accelerate", "accelerate-launch", "torchrun"}
@@ -114,6 +115,15 @@ def on_cpu() -> bool:
     config file needs `gpu_ids`, as accelerate_configs/ddp_cpu.yaml has it.
     """
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+
+
+def fit_threads() -> None:
+    """Use at most one thread for each core, where a CPU computes the steps.
+
+    This comes before the first computation. Threads that share a core wait for each other.
+    """
+    if on_cpu():
+        limit_threads(processes_here())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from math import gcd
 
 import accelerate
 
-from config.schema import Config, ConfigError, RunConfig
+from config.schema import Config, ConfigError
 from model.family import LanguageModel
 from model.frozen import NF4
 
@@ -36,15 +36,11 @@ def tensor_size(accelerator: accelerate.Accelerator) -> int:
     return 1 if sizes is None else int(sizes.tp_size)
 
 
-def refuse_context(
-    named: str, size: int, matrices: int, model: LanguageModel, run: RunConfig
-) -> None:
+def refuse_context(named: str, size: int, matrices: int, model: LanguageModel) -> None:
     """Raise ConfigError if `size` processes, which is `named` so, cannot share each sequence.
 
     Each of them may be several that share `matrices`, and so have some of the heads.
     """
-    if run.attention != "auto":
-        raise ConfigError(f"{named}: run.attention={run.attention} has no effect. Leave it out.")
     if not model.can_share_context:
         raise ConfigError(
             f"{named}, but several processes cannot share the attention of {model.config.family}. "

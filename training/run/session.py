@@ -35,7 +35,12 @@ from training.distributed.accelerator import (
     micro_batch_shape,
     unwrapped,
 )
-from training.distributed.launcher import is_local_main_process, launcher, seconds_since_launch
+from training.distributed.launcher import (
+    fit_threads,
+    is_local_main_process,
+    launcher,
+    seconds_since_launch,
+)
 from training.distributed.processes import ProcessGroupTimeouts, decided_by_main, run_on_all
 from training.evaluation import Sample, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
@@ -46,7 +51,6 @@ from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
 from training.reporting.speed import END, EVALUATION, PASSES, UPDATE, UPLOAD, speed_at_peak
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
-from training.run.kernels import choose_attention, fit_threads, refuse_requested_kernel
 from training.run.pretrained import (
     PretrainedModel,
     choose_frozen_dtype,
@@ -102,7 +106,6 @@ class Session:
         if self.config.model.frozen_dtype == NF4:
             refuse_nf4(accelerator)
         lock_run_dir(accelerator, self.config, self._lock)
-        refuse_requested_kernel(accelerator, self.config)
         fit_threads()
         compute_reproducibly(is_compiled(accelerator))
 
@@ -151,14 +154,13 @@ class Session:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         choose_frozen_dtype(config, state, self.pretrained, model)
-        check_model(accelerator, model, config)
+        check_model(accelerator, model)
         convert_to_fp8(model)
         key = None if self.pretrained is None else self.pretrained.base.key
         check_fits(accelerator, model, config.optim, key)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console = console
         console.speed_at_peak = speed_at_peak(model, config, accelerator)
-        choose_attention(accelerator, config, model, state)
 
         def begin_on_main() -> bool:
             """Begin the records and the uploads; whether the newest step is yet to evaluate."""

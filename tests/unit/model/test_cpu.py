@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import runs
-import training.run.kernels
 from model import cpu
 from snapshot.command_line import usable_device
-from training.run.kernels import fit_threads
+from training.distributed import launcher
+from training.distributed.launcher import fit_threads
 
 LIMITED = """
 import sys
@@ -75,7 +75,7 @@ def threads(monkeypatch) -> list[int]:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     monkeypatch.setattr(cpu, "cores_of_control_groups", lambda: 4.0)
-    monkeypatch.setattr(training.run.kernels, "on_cpu", lambda: True)
+    monkeypatch.setattr(launcher, "on_cpu", lambda: True)
     return used
 
 
@@ -92,7 +92,7 @@ def test_processes_share_the_cores_of_the_container(threads, monkeypatch, proces
 
 
 def test_a_run_on_a_gpu_keeps_its_threads_and_commands_on_a_cpu_take_no_more(threads, monkeypatch):
-    monkeypatch.setattr(training.run.kernels, "on_cpu", lambda: False)
+    monkeypatch.setattr(launcher, "on_cpu", lambda: False)
     fit_threads()
     assert threads == [64]
     usable_device("cpu")

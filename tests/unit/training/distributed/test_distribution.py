@@ -173,9 +173,9 @@ def test_other_blocks_than_the_model_has_are_refused(named):
     accelerator = SimpleNamespace(is_fsdp2=True, state=state, parallelism_config=None)
     model = GPT(GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=8))
     with pytest.raises(ConfigError, match="of the class Block: remove the entry"):
-        check_model(accelerator, model, Config())
+        check_model(accelerator, model)
     plugin.transformer_cls_names_to_wrap = ["Block"]
-    check_model(accelerator, model, Config())
+    check_model(accelerator, model)
 
 
 class Opaque(GPT):
@@ -220,22 +220,12 @@ SHARING = [
 
 @pytest.mark.parametrize(("tensor", "context", "build", "words"), SHARING)
 def test_what_processes_cannot_share_is_refused(tensor, context, build, words):
-    accelerator, config = a_run(tensor, context=context)
+    accelerator, _ = a_run(tensor, context=context)
     if words is None:
-        check_model(accelerator, build(), config)
+        check_model(accelerator, build())
         return
     with pytest.raises(ConfigError, match=words):
-        check_model(accelerator, build(), config)
-
-
-def test_a_kernel_is_no_choice_where_processes_share_sequences():
-    for context in (1, 2):
-        accelerator, config = a_run(1, context=context)
-        config.run.attention = "kernel"
-        if context == 1:
-            check_model(accelerator, GPT(SIZES), config)
-    with pytest.raises(ConfigError, match=r"run\.attention=kernel has no effect"):
-        check_model(accelerator, GPT(SIZES), config)
+        check_model(accelerator, build())
 
 
 def test_what_shared_matrices_do_not_allow_is_refused(monkeypatch):
