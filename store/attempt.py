@@ -40,7 +40,7 @@ from store.latest import (
     snapshot_folders,
     utc,
 )
-from store.store import Addition, Head, RemoteFile, Store, Transfer
+from store.store import Addition, Head, RemoteFile, Store
 
 CURVES = "curves.png"
 Entries = Mapping[str, tuple[int, str]]
@@ -136,24 +136,23 @@ class Attempt:
         self._latest: Latest | None = None
         """The `latest.json` of our last upload."""
 
-    def upload(self, upload: Upload) -> Transfer:
-        """Publish a snapshot, unless the store has it; returns what was sent.
+    def upload(self, upload: Upload) -> None:
+        """Publish a snapshot, unless the store has it.
 
         Raises Fenced as `Fence.check` does, StoreError, SnapshotError if the files on disk have
         changed, and OSError if the folder no longer exists.
         """
         head, self._head = self._head, None  # after an error the outcome is unknown
         try:
-            self._head, transfer = self._upload(upload, head)
+            self._head = self._upload(upload, head)
         except NoRevision as error:  # a replica that lags, or a repo that was created anew
             raise StoreMoved(str(error), "moved on") from error
         self.fence.has_uploaded = True
         if self._policy.is_milestone(upload.step):
             with suppress(StoreError):  # the snapshot stays in any case
                 self._store.tag(folder_name(upload.step), self._head)
-        return transfer
 
-    def _upload(self, upload: Upload, ours: Head | None) -> tuple[Head, Transfer]:
+    def _upload(self, upload: Upload, ours: Head | None) -> Head:
         if not self.was_read:
             self._store.create(self._policy.private)
             if refusal := read_store(self._store).refusal():
@@ -163,12 +162,12 @@ class Attempt:
         latest = self._latest_for(upload, before)
         if latest.is_same_upload(before):  # it succeeded earlier, and its answer was lost
             self._latest = before
-            return head, Transfer()
+            return head
         add = self._additions(upload, latest, head)
         delete = self._deletions(latest, before, head, add)
-        head, transfer = self._store.publish(head, add, delete, f"Snapshot of step {latest.step}")
+        head = self._store.publish(head, add, delete, f"Snapshot of step {latest.step}")
         self._latest = latest
-        return head, transfer
+        return head
 
     def _look(self, step: int, ours: Head | None) -> tuple[Head, Latest | None]:
         """What to build on with a snapshot of that step, and its `latest.json`.

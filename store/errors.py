@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from pathlib import Path
 
 from huggingface_hub.errors import (
     BucketNotFoundError,
@@ -22,12 +23,10 @@ from huggingface_hub.errors import (
 from common.failures import Failure, failure_of
 
 REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
-DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
-)
-"""Errors of this machine's disk, not of the Hub."""
+WRITING_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of a disk that is written to. They name the file that is read, the other one, or none."""
 XET_DISK_ERROR = re.compile(r"\(os error (\d+)\)")
+"""In the errors of hf_xet, of built-in types, about a disk."""
 LIST_IT = "To list what exists: `python -m snapshot list {name}`."
 
 
@@ -110,10 +109,23 @@ REFUSED = (
 )
 
 
-def xet_disk_error(error: Exception) -> OSError | None:
-    """The error of this machine's disk that hf_xet reports in words, if it does."""
-    match = XET_DISK_ERROR.search(str(error))
-    return None if match is None else OSError(int(match[1]), os.strerror(int(match[1])))
+def disk_error(error: Exception, downloads: bool, store_folder: Path | None) -> OSError | None:
+    """The error of this machine's disk that a client met, if it is one.
+
+    A store on a disk, in `store_folder`, has errors of the same kinds. Its own are those that name
+    its files, and when it is written to, those of a full disk.
+    """
+    if match := XET_DISK_ERROR.search(str(error)):
+        return OSError(int(match[1]), os.strerror(int(match[1])))
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in WRITING_ERRORS:
+        return error if downloads or store_folder is None else None
+    if error.errno is None or error.filename is None:  # that of a server has no file
+        return None
+    names = Path(str(error.filename))
+    is_of_store = store_folder is not None and names.is_relative_to(store_folder)
+    return None if is_of_store else error
 
 
 def translate(error: BaseException, name: str, key: str, server: str) -> StoreError:

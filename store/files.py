@@ -6,11 +6,9 @@ contents, manifest.json, latest.json, then deletions.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
-import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,21 +24,17 @@ from common.printable import redact_urls
 from snapshot.disk.folder import SYSTEM_FILES, flush, sha256_of, write_whole
 from snapshot.errors import SnapshotError
 from store.errors import (
-    DISK_ERRORS,
     NoFile,
     StoreError,
     StoreMissing,
     StoreMoved,
     StoreUnreachable,
-    xet_disk_error,
 )
 from store.latest import FOLDER, LATEST, METRICS, SNAPSHOTS
-from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
+from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store
 
 RECORD = re.compile(rf"({re.escape(LATEST)}|{re.escape(METRICS)})((\.[0-9a-f]{{8}})?\.new)?")
 """A record of a run, also under the name that it has on a disk until all of it is there."""
-WRITING_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a disk that is written to, whatever file they name; often they name none."""
 
 
 class Files(Store):
@@ -116,32 +110,17 @@ class Files(Store):
             if again or not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 part = place.with_name(f"{place.name}.incomplete")
-                self._get(path, part, head.files[path].size)
+                get = partial(self._fs.get_file, self._at(path), str(part))
+                self.ask(get, head.files[path].size, downloads=True)
                 part.replace(place)
         return folder
 
-    def _get(self, path: str, target: Path, size: int) -> None:
-        """Download a file. Raises OSError where it is this disk that refuses it."""
-        try:
-            self.ask(partial(self._fs.get_file, self._at(path), str(target)), size)
-        except StoreError as failure:
-            error = failure.__cause__
-            if isinstance(error, OSError) and (
-                error.errno in WRITING_ERRORS
-                or (error.errno in DISK_ERRORS and error.filename == str(target))
-            ):
-                raise error from None
-            raise
-
     def publish(
         self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
-    ) -> tuple[Head, Transfer]:
+    ) -> Head:
         """Contents, then small files in their order, then deletions."""
-        started = time.monotonic()
         contents = {path: one for path, one in add.items() if isinstance(one.source, Path)}
         sent = {path: self._send(path, one) for path, one in contents.items()}
-        size = sum(file.size for file in sent.values())
-        transfer = Transfer(size, time.monotonic() - started)
         self._refuse_moved(head, sent)
         for path, addition in add.items():
             if path not in contents:
@@ -149,7 +128,7 @@ class Files(Store):
         files = {**head.files, **sent}
         for path in self._delete_all(delete):
             files.pop(path, None)
-        return Head(sent[LATEST].sha256 or "", head.private, files), transfer
+        return Head(sent[LATEST].sha256 or "", head.private, files)
 
     def _send(self, path: str, addition: Addition) -> RemoteFile:
         """Write a file that is as its manifest says."""
@@ -231,15 +210,6 @@ class Bucket(Files):
         self._api = hub_api(timeout)  # which bounds the requests of its file system, too
         super().__init__(url, timeout)
 
-    @property
-    def is_offline(self) -> bool:
-        """Whether this process must not use the Hub; that lasts as long as the process."""
-        return bool(constants.HF_HUB_OFFLINE)
-
-    def translated(self, error: Exception) -> Exception:
-        """The StoreError of the right kind; what hf_xet says of this disk is an OSError."""
-        return xet_disk_error(error) or super().translated(error)
-
     def is_private(self) -> bool:
         """Whether the Hub shows the bucket to nobody else."""
         owner, name = self._root.split("/")[1:3]
@@ -248,6 +218,11 @@ class Bucket(Files):
 
 class Disk(Files):
     """A folder of a disk, which may be shared by machines."""
+
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        """`timeout`: seconds that a request waits for the disk."""
+        super().__init__(url, timeout)
+        self.folder = Path(self._root)
 
     def create(self, private: bool) -> None:
         """Create the folder, in one that must exist."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import wait
 from functools import partial
@@ -11,16 +10,16 @@ from pathlib import Path
 from threading import Semaphore
 
 import huggingface_hub  # imports the rest at its first use, which a run without a Hub has not
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from common.hub_client import hub_api, open_xet_session
 from common.retries import in_background
 from snapshot.errors import SnapshotError
-from store.errors import DISK_ERRORS, REMEDY, StoreError, StoreRefused, xet_disk_error
+from store.errors import REMEDY, StoreError, StoreRefused
 from store.latest import METRICS
-from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store, Transfer
+from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store
 
 CARD = "README.md"
 OWN_FILES = {CARD, ".gitattributes"}
@@ -45,17 +44,6 @@ class Hub(Store):
         """By their SHA-256, large files that a commit of ours has removed, until they are freed."""
         self._referred: dict[str, set[str]] = {}
         """The large files of commits that have a name."""
-
-    def translated(self, error: Exception) -> Exception:
-        """The StoreError of the right kind; an OSError of this machine's disk stays one."""
-        error = xet_disk_error(error) or error
-        is_of_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
-        return error if is_of_disk else super().translated(error)
-
-    @property
-    def is_offline(self) -> bool:
-        """Whether this process must not use the Hub; that lasts as long as the process."""
-        return bool(constants.HF_HUB_OFFLINE)
 
     def require_token(self) -> None:
         """Raise StoreRefused if there is no token. Makes no request."""
@@ -139,18 +127,19 @@ class Hub(Store):
             return [one.result() for one in started]
 
         open_xet_session()
-        places = self.ask(download_all, sum(head.files[path].size for path in paths))
+        size = sum(head.files[path].size for path in paths)
+        places = self.ask(download_all, size, downloads=True)
         return folder or places[0]
 
     def publish(
         self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
-    ) -> tuple[Head, Transfer]:
+    ) -> Head:
         """One commit on top of `head`. Raises as `Store.publish` says."""
         for added in add.values():
             if isinstance(added.source, Path):
                 added.source.stat()  # raises OSError; the client would raise ValueError
         additions = {path: CommitOperationAdd(path, added.source) for path, added in add.items()}
-        transfer = self._upload_contents(additions.values())
+        self._upload_contents(additions.values())
         sent = {path: one.upload_info.sha256.hex() for path, one in additions.items()}
         for path, added in add.items():
             if added.sha256 not in (sent[path], None):
@@ -165,22 +154,20 @@ class Hub(Store):
         replaced = {METRICS} & set(add) & head.files.keys()
         self._unneeded |= _digests_in({path: head.files[path] for path in (*delete, *replaced)})
         self._free(after)
-        return after, transfer
+        return after
 
-    def _upload_contents(self, additions: Collection[CommitOperationAdd]) -> Transfer:
+    def _upload_contents(self, additions: Collection[CommitOperationAdd]) -> None:
         """Upload the large files that the Hub does not have yet, without a commit.
 
         A file that is added at two paths is sent once: for the second, the Hub has its contents.
         """
         first = {one.path_or_fileobj: one for one in additions}.values()
-        size, started = sum(one.upload_info.size for one in first), time.monotonic()
+        size = sum(one.upload_info.size for one in first)
         open_xet_session()
         for part in (first, additions):
             # An empty gitignore, or a .gitignore in the repo would silently drop files.
             upload = partial(self._api.preupload_lfs_files, self.repo_id, part)
             self.ask(partial(upload, free_memory=False, gitignore_content=""), size)
-        large = sum(one.upload_info.size for one in first if one._upload_mode == "lfs")
-        return Transfer(large, time.monotonic() - started)
 
     def _commit(
         self, operations: list[huggingface_hub.CommitOperation], message: str, head: Head

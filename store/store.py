@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import constants
 from huggingface_hub.utils._xet import abort_xet_session
 
 from common.failures import NO_ANSWER, Unanswered
 from common.retries import Answer, in_background
 from snapshot.errors import SnapshotError
-from store.errors import translate
+from store.errors import StoreError, disk_error, translate
 from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
 BRANCH = "main"
@@ -26,8 +27,6 @@ PREFIX = "hf://"
 """A prefix that marks a name as one of the Hub, whatever this disk holds."""
 SLOWEST_BYTES_PER_SECOND = 250_000
 """A transfer may last as long as its bytes need at this speed, and the timeout of a request."""
-REPEAT_SECONDS = 10.0
-"""More time for a client that repeats a request itself."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +58,6 @@ class Addition:
     """What must be sent, as the snapshot's manifest says; None for any content."""
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """What an upload has sent of large files, or the sum of several uploads."""
-
-    bytes_sent: int = 0
-    """The sizes of the files; Xet sends less: neither what the storage has, nor uncompressed."""
-    seconds: float = 0.0
-
-    def __add__(self, other: Transfer) -> Transfer:
-        return Transfer(self.bytes_sent + other.bytes_sent, self.seconds + other.seconds)
-
-    def as_words(self) -> str:
-        """For the end of a run: '130.2 MB in 26.1 s, 5.0 MB/s'."""
-        megabytes = self.bytes_sent / 1e6
-        speed = f", {megabytes / self.seconds:.1f} MB/s" if self.seconds else ""
-        return f"{megabytes:.1f} MB in {self.seconds:.1f} s{speed}"
-
-
 class Store(ABC):
     """A store. Every method raises StoreError, and OSError for a fault of this machine's disk."""
 
@@ -90,6 +71,8 @@ class Store(ABC):
     """The configuration key and value that name it."""
     has_commits = False
     """Whether it is a repo: an upload is one commit, and people look at its top as at a model."""
+    folder: Path | None = None
+    """Where it lies, if that is a disk."""
 
     def __init__(self, timeout: float) -> None:
         """`timeout`: seconds that a request waits for data."""
@@ -104,26 +87,28 @@ class Store(ABC):
             self._noted.add(text)
             self.notes.append(text)
 
-    def ask(self, request: Callable[[], Answer], carried: int = 0) -> Answer:
+    def ask(
+        self, request: Callable[[], Answer], carried: int = 0, downloads: bool = False
+    ) -> Answer:
         """What a request returns. It is given up after some time: few clients do so.
 
-        `carried`: how many bytes it transfers, which take some time more.
+        `carried`: how many bytes it transfers, which take some time more; `downloads`: whether to a
+        disk of this machine.
         """
-        more = carried / SLOWEST_BYTES_PER_SECOND if carried else REPEAT_SECONDS
         try:
-            return in_background(request).result(self.timeout + more)
+            seconds = self.timeout + carried / SLOWEST_BYTES_PER_SECOND
+            return in_background(request).result(seconds)
         except Exception as error:
+            if of_disk := disk_error(error, downloads, self.folder):
+                raise of_disk from error
             failure = error
             if isinstance(error, TimeoutError):
                 abort_xet_session()  # an upload through Xet has no limit of its own
                 if carried:  # a start repeats a transfer, but not what a server does not answer
                     failure = Unanswered(NO_ANSWER, NO_ANSWER)
-            raised = self.translated(failure)
-            if raised is error:
-                raise
-            raise raised from error
+            raise self.translated(failure) from error
 
-    def translated(self, error: Exception) -> Exception:
+    def translated(self, error: Exception) -> StoreError:
         """The StoreError of the right kind for the error of a client."""
         return translate(error, self.name, self.key, self.server)
 
@@ -154,7 +139,7 @@ class Store(ABC):
     @abstractmethod
     def publish(
         self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
-    ) -> tuple[Head, Transfer]:
+    ) -> Head:
         """Add files on top of `head`, then delete others; returns the new head.
 
         Readers see nothing of it before the manifests among `add` are there. These and
@@ -177,8 +162,8 @@ class Store(ABC):
 
     @property
     def is_offline(self) -> bool:
-        """Whether this process must not use it."""
-        return False
+        """Whether this process must not use it; that lasts as long as the process."""
+        return self.url.startswith(PREFIX) and bool(constants.HF_HUB_OFFLINE)
 
     def require_token(self) -> None:  # noqa: B027
         """Raise StoreRefused if the store needs a token and there is none. Makes no request."""

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
@@ -20,7 +20,6 @@ from snapshot.errors import SnapshotError
 from store.attempt import Attempt, Best, Card, Upload, UploadTarget
 from store.errors import StoreError, StoreMoved, StoreRefused
 from store.fence import Fenced
-from store.store import Transfer
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 3600.0
@@ -46,8 +45,6 @@ class UploadStatus:
     """Whether uploads have ended for good."""
     was_read: bool = True
     """Whether the store has been read at least once."""
-    sent: Transfer = field(default_factory=Transfer)
-    """What the uploads of this attempt have sent."""
 
     @property
     def failure_text(self) -> str | None:
@@ -92,7 +89,6 @@ class Uploader:
         """When the snapshot of that step was queued."""
         self._next_upload_at = 0.0
         self._messages: list[str] = []
-        self._sent = Transfer()
         disable_progress_bars()  # those of the Hub client would break our progress line
         threading.Thread(target=self._work, name="uploader", daemon=True).start()
 
@@ -118,7 +114,7 @@ class Uploader:
         with self._changed:
             age = None if self._queued_at is None else time.monotonic() - self._queued_at
             was_read = self._attempt.was_read
-            return UploadStatus(self._step, age, self._failure, self._off, was_read, self._sent)
+            return UploadStatus(self._step, age, self._failure, self._off, was_read)
 
     def messages(self) -> list[str]:
         """Sentences for the user since the last call."""
@@ -154,7 +150,7 @@ class Uploader:
         """Wait for a snapshot, upload it, and wait after an error."""
         upload = self._next()
         try:
-            sent = self._attempt.upload(upload)
+            self._attempt.upload(upload)
         except Fenced as error:
             self._notify(str(error))
             with self._changed:
@@ -169,7 +165,6 @@ class Uploader:
                 self._try_later(upload, error)
         else:
             with self._changed:
-                self._sent += sent
                 self._step, self._queued_at = upload.step, upload.queued_at
                 self._next_upload_at = time.monotonic() + self._policy.min_interval
                 self._warned.clear()

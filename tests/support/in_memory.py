@@ -16,7 +16,7 @@ from store.errors import NoFile, StoreMoved, StoreUnreachable
 from store.files import Files
 from store.hub import Hub
 from store.latest import LATEST, Latest, folders_in, read_latest
-from store.store import BRANCH, Head, RemoteFile, Store, Transfer
+from store.store import BRANCH, Head, RemoteFile, Store
 
 NAME = "me/run"
 Content = dict[str, bytes]
@@ -127,8 +127,8 @@ class MemoryRepo(Client, Hub):
     def read_small(self, head: Head, path: str) -> bytes:
         return self.answer(lambda: self.shared.versions[int(head.token, 16)][path])
 
-    def _upload_contents(self, additions) -> Transfer:
-        return self.answer(Transfer)
+    def _upload_contents(self, additions) -> None:
+        self.answer(lambda: None)
 
     def _commit(self, operations, message: str, head: Head) -> str:
         add, delete = {}, set()

@@ -124,8 +124,7 @@ def finish_uploads(
         console.warn(message)
     status = uploads.status()
     if done and not status.off and status.failure_text is None and status.step is not None:
-        sent = f"; uploads sent {status.sent.as_words()}" if status.sent.seconds else ""
-        console.say(f"hub       {name} has step {status.step}{sent}")
+        console.say(f"hub       {name} has step {status.step}")
     elif status.off:
         console.warn(
             f"the uploads are not complete: {name} lacks the end of this run: uploads have "
