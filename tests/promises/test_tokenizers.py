@@ -46,8 +46,7 @@ def test_the_numbers_are_those_of_tokens_and_of_bytes(single):
         assert record["bits_per_byte"] == pytest.approx(expected, rel=1e-12)
     loss, per_byte = (runs.metrics(single, "eval")[-1][name] for name in ("loss", "bits_per_byte"))
     assert f"held-out loss {loss:.4f}, {per_byte:.4f} bits per byte" in said
-    assert f"held out  {loss:.4f} nats per token, {per_byte:.4f} bits per byte, over all" in said
-    assert f"over all {tokens - 1:,} held-out tokens" in said
+    assert f"held out  {loss:.4f} nats per token, {per_byte:.4f} bits per byte\n" in said
     assert "character," not in said.split("held out  ")[1]
 
 

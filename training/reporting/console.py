@@ -18,42 +18,32 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from common.printable import shown
-from training.reporting.metrics import Events
+from training.reporting.metrics import MetricsFile
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
 class LossyFile(io.FileIO):
-    """A file descriptor that drops what it cannot write, and tries again with what comes next.
+    """A file descriptor that drops what it cannot write at once.
 
     A full disk, or a reader or a terminal that is gone, must not end a run.
     """
 
     def write(self, content: Any, /) -> int:
-        try:
-            while (written := super().write(content)) is None:  # set to non-blocking, and full
-                select.select([], [self], [])
-        except OSError:
-            return len(content)
-        return written
+        with suppress(OSError):
+            return super().write(content) or len(content)  # None if it would have to wait
+        return len(content)
 
 
 def make_output_lossy() -> None:
     """Put sys.stdout and sys.stderr on `LossyFile`s, whole lines at once, in any encoding."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    while nothing <= 2:  # closed by who started this process: a file would take its number, and
-        nothing = os.open(os.devnull, os.O_RDWR)  # what libraries write to it would go there
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            descriptor, encoding = nothing, "utf-8"
-        else:
-            descriptor, encoding = stream.fileno(), stream.encoding
-            with suppress(OSError):
-                stream.flush()
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115  # None: closed
+        with suppress(OSError):
+            stream.flush()
         lossy = io.TextIOWrapper(
-            io.BufferedWriter(LossyFile(descriptor, "w", closefd=False)),
-            encoding=encoding,
+            io.BufferedWriter(LossyFile(stream.fileno(), "w", closefd=False)),
+            encoding=stream.encoding,
             errors="backslashreplace",  # a character that the terminal lacks
             line_buffering=True,
         )
@@ -84,7 +74,8 @@ class Console:
 
     def __post_init__(self) -> None:
         self.bar: tqdm | None = None
-        self.events: Events | None = None
+        self.metrics: MetricsFile | None = None
+        """metrics.jsonl; None on all but the main process."""
         self.speed_at_peak: float | None = None
         """Tokens/s at the peak of the machine, if that is known."""
         self.tokens_per_second: float | None = None
@@ -109,12 +100,8 @@ class Console:
     def warn(self, text: str) -> None:
         """Print a warning, which is also one of the run's events."""
         self.say(f"warning: {text}")
-        self.note("warning", self.step, text)
-
-    def note(self, event: str, step: int, text: str = "") -> None:
-        """Add an event of the run, without a line."""
-        if self.events is not None:
-            self.events.add(event, step, text)
+        if self.metrics is not None:
+            self.metrics.add_event("warning", self.step, text)
 
     def progress(
         self,

@@ -31,7 +31,6 @@ from training.distributed.accelerator import (
 from training.distributed.launcher import (
     fp8_recipe,
     processes_here,
-    requested_precision,
     shutdown_timeout,
     started_processes,
 )
@@ -131,9 +130,11 @@ def machine_line(accelerator: Accelerator) -> str:
     """Processes, device, precision and threads: a line of the header."""
     count, device = accelerator.num_processes, accelerator.device
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    if effective_precision() == "no":
+        precision += " (this CPU has no bf16 instructions)"
     if (recipe := fp8_recipe()) is not None:
         precision += f" with products in fp8 ({recipe}{', emulated' * (device.type == 'cpu')})"
-    on = _device_name(device)
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     if device.type == "cpu":
         on = f"CPU with {counted(torch.get_num_threads(), 'thread')}{' each' * (count > 1)}"
     parts = [counted(count, "process"), on, precision]
@@ -186,19 +187,8 @@ def _strategy(accelerator: Accelerator) -> str:
 
 
 def hints_of(accelerator: Accelerator, config: Config, before: RunState | None) -> list[str]:
-    """What does not suit the machine, and whether a resume from `before` may have other bits."""
-    hints, device, grace = [], accelerator.device, config.run.grace_seconds
-    is_in_bf16 = device.type == "cuda" and accelerator.mixed_precision == "bf16"
-    if is_in_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-        hints.append(
-            f"{_device_name(device)} has no bf16 instructions. Set mixed_precision: "
-            f"{'no' if offloads(accelerator) else 'fp16'} in the accelerate config file."
-        )
-    if effective_precision() == "no":
-        hints.append(
-            f"the accelerate config file says {requested_precision()}, but this CPU has no bf16 "
-            "instructions. The run uses float32, several times as fast here."
-        )
+    """What may cut the last snapshot, and whether a resume from `before` may have other bits."""
+    hints, grace = [], config.run.grace_seconds
     if grace > shutdown_timeout():
         hints.append(
             f"the launcher kills its processes {shutdown_timeout():g} seconds after a signal, "
@@ -248,7 +238,7 @@ def print_end(
     console.close()
     steps = config.train.max_steps
     loss = loss_in_words(state.data, held_out)
-    console.say(f"\nheld out  {loss}, over {_evaluated(config, corpus)}")
+    console.say(f"\nheld out  {loss}")
     cost = ""
     if report.stall_seconds:  # no snapshot was written where only an evaluation was left
         stall = statistics.median(report.stall_seconds)
@@ -263,24 +253,7 @@ def print_end(
     console.say(f"Continue training: the same command with train.max_steps={2 * steps}")
 
 
-def _evaluated(config: Config, corpus: Corpus) -> str:
-    """What the held-out loss is a mean over."""
-    train = config.train
-    if isinstance(corpus.held_out, Documents):
-        return "the held-out documents"
-    evaluated = everything = len(corpus.held_out) - 1
-    if train.eval_batches is not None:
-        block = config.data.block_size
-        evaluated = min(everything, train.eval_batches * train.global_batch_size * block)
-    part = "all" if evaluated == everything else f"{evaluated:,} of"
-    return f"{part} {everything:,} held-out {corpus.tokenizer.unit}s"
-
-
 def counted(number: int, noun: str) -> str:
     """'1 process', '2 processes', '2 threads'."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{ending}"
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -185,13 +185,13 @@ def _shown(record: Record) -> Record:
 class MetricsFile:
     """Appends lines. If the disk refuses them, they wait for the next write."""
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, attempt_id: str = "") -> None:
         """Continue a file after `step`; the run repeats the later lines.
 
         The file is truncated in place, so that after a kill at any moment it has the lines up to
         `step`. Raises OSError where it is not writable, ConfigError where it is no metrics file.
         """
-        self.path = path
+        self.path, self._attempt = path, attempt_id[:8]
         self._lock = Lock()  # the loop and the thread that writes a snapshot both use the file
         self.waiting = bytearray()
         self.fault: str | None = None
@@ -203,6 +203,23 @@ class MetricsFile:
         """Add lines. Those that the disk refuses wait."""
         with self._lock:
             self._append(b"".join(map(as_line, records)))
+
+    def add_event(self, event: str, step: int, text: str = "") -> None:
+        """Add what happened to the run, one of `EVENTS`. Any thread may call this.
+
+        Others may read the file: a warning ends before the first path in it, and no other text has
+        one.
+        """
+        if event == "warning":
+            text = PATH.split(text)[0].rstrip(" '(\"")
+        line = {
+            "time": utc(),
+            "attempt": self._attempt,
+            "event": event,
+            "step": step,
+            "text": printable(redact_urls(text))[:LONGEST_TEXT],
+        }
+        self.append([line])
 
     def _append(self, lines: bytes) -> None:
         self.waiting += lines
@@ -228,27 +245,3 @@ class MetricsFile:
                 raise OSError(self.fault)
         with open(self.path, "rb") as opened:
             os.fsync(opened.fileno())
-
-
-class Events:
-    """Adds to metrics.jsonl what happens to a run.
-
-    The file travels with the run's store, which others may read: a warning ends before the first
-    path in it, and no other text has one.
-    """
-
-    def __init__(self, metrics: MetricsFile, attempt_id: str) -> None:
-        self._metrics, self._attempt = metrics, attempt_id[:8]
-
-    def add(self, event: str, step: int, text: str = "") -> None:
-        """Add an event, one of `EVENTS`. Any thread may call this."""
-        if event == "warning":
-            text = PATH.split(text)[0].rstrip(" '(\"")
-        line = {
-            "time": utc(),
-            "attempt": self._attempt,
-            "event": event,
-            "step": step,
-            "text": printable(redact_urls(text))[:LONGEST_TEXT],
-        }
-        self._metrics.append([line])

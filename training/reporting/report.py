@@ -23,7 +23,6 @@ from training.distributed.launcher import seconds_since_start
 from training.distributed.processes import equal_on_all
 from training.exits import TrainingStopped
 from training.reporting.console import Console
-from training.reporting.metrics import MetricsFile
 from training.reporting.speed import PASSES, PhaseClock
 from training.reporting.trackers import values_of
 
@@ -54,8 +53,6 @@ class Report:
     """
 
     console: Console
-    metrics: MetricsFile | None
-    """None on all but the main process."""
     tokens_per_step: int
     last_snapshot: Path | None
     """The newest snapshot that is on the disk as a whole; at first the one that is resumed."""
@@ -200,19 +197,19 @@ class Report:
 
     def record(self, records: list[dict[str, Any]]) -> None:
         """Add lines to metrics.jsonl, and send them to the trackers."""
-        if self.metrics is None:
+        if (file := self.console.metrics) is None:
             return
-        fault_before = self.metrics.fault
-        self.metrics.append(records)
+        fault_before = file.fault
+        file.append(records)
         for record in records:
             self.track(values_of(record), step=record["step"])
-        if self.metrics.fault is not None and fault_before is None:
-            self.console.warn(f"metrics wait until they can be written: {self.metrics.fault}.")
+        if file.fault is not None and fault_before is None:
+            self.console.warn(f"metrics wait until they can be written: {file.fault}.")
 
     def flush(self) -> None:
         """Write all metrics to the disk. Raises OSError when the disk refuses them."""
-        if self.metrics is not None:
-            self.metrics.flush()
+        if self.console.metrics is not None:
+            self.console.metrics.flush()
 
     def newest_snapshot(self) -> str:
         """Which snapshot the run can resume from, as a sentence."""

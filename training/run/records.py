@@ -19,7 +19,6 @@ from store.fetch import fetch_metrics
 from store.latest import METRICS
 from training.reporting.console import Console
 from training.reporting.metrics import (
-    Events,
     MetricsFile,
     add_fetched,
     held_out_losses,
@@ -29,7 +28,7 @@ from training.reporting.metrics import (
 from training.run.run_dir import not_writable
 
 
-def begin_records(console: Console, config: Config, start: Start, state: RunState) -> MetricsFile:
+def begin_records(console: Console, config: Config, start: Start, state: RunState) -> None:
     """Write config.yaml, and continue metrics.jsonl, also with what other machines recorded.
 
     Only the main process calls this. Raises ConfigError where the disk refuses it, or where it is
@@ -42,18 +41,17 @@ def begin_records(console: Console, config: Config, start: Start, state: RunStat
     try:
         # This comes first, because it makes the folder a run's.
         write_whole(run_dir / CONFIG_FILE, as_yaml(config).encode())
-        metrics = MetricsFile(run_dir / METRICS, step)
+        metrics = MetricsFile(run_dir / METRICS, step, state.attempt_id)
     except OSError as error:
         raise not_writable(run_dir, error) from error
-    console.events = Events(metrics, state.attempt_id)
+    console.metrics = metrics
     if problem:
         console.warn(problem)
-    console.note("start", state.step, _origin(run_dir, start))
-    console.note("machine", state.step, state.computed_on or "")
+    metrics.add_event("start", state.step, _origin(run_dir, start))
+    metrics.add_event("machine", state.step, state.computed_on or "")
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
-            console.note("changed", state.step, change)
-    return metrics
+            metrics.add_event("changed", state.step, change)
 
 
 def _origin(run_dir: Path, start: Start) -> str:

@@ -47,7 +47,6 @@ from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
 from training.reporting import header
 from training.reporting.console import Console, write_now
-from training.reporting.metrics import MetricsFile
 from training.reporting.report import Report
 from training.reporting.speed import END, EVALUATION, PASSES, UPDATE, UPLOAD, speed_at_peak
 from training.reporting.trackers import END_SECONDS, close_trackers, open_trackers
@@ -84,7 +83,6 @@ class Session:
         run = config.run
         self.signals = Signals(run.grace_seconds, self._end_by_signal, launcher(), self._say_now)
         self._lock = lock
-        self._metrics: MetricsFile | None = None
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
@@ -164,7 +162,7 @@ class Session:
 
         def begin_on_main() -> bool:
             """Begin the records and the uploads; whether the newest step is yet to evaluate."""
-            self._metrics = begin_records(console, config, start, state)
+            begin_records(console, config, start, state)
             header.print_header(console, accelerator, config, self.corpus, model, start, state)
             self._uploads = begin_uploads(console, config, start, state)
             return evaluation_is_pending(config, start, state)
@@ -189,7 +187,6 @@ class Session:
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
             self.console,
-            self._metrics,
             tokens,
             last_snapshot=start.folder if start.is_in(Path(config.run.dir)) else None,
             skipped=state.skipped_steps,
@@ -271,8 +268,10 @@ class Session:
         if step == self._first:
             run_on_all(self.accelerator, partial(self._writer.check_update, step))
         self._due = self._agreement.after(step)
-        if self._due.end:  # before the snapshot, whose upload has the events
-            self.console.note("end" if self._is_last else "stop", step, self._agreement.reason)
+        if self._due.end and self.console.metrics is not None:
+            # Before the snapshot, whose upload has it.
+            event = "end" if self._is_last else "stop"
+            self.console.metrics.add_event(event, step, self._agreement.reason)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):

@@ -20,7 +20,6 @@ from training.reporting import metrics as metrics_file
 from training.reporting.metrics import (
     EVENTS,
     LONGEST_TEXT,
-    Events,
     MetricsFile,
     add_fetched,
     metrics_up_to,
@@ -136,10 +135,10 @@ def test_fetched_control_characters_reach_no_terminal(tmp_path):
 
 
 def test_events_hold_no_secret_and_have_a_bounded_text(tmp_path):
-    events = Events(MetricsFile(tmp_path / METRICS, 0), "0123456789")
-    events.add("stop", 3, "see https://u:p@host/x?token=1")
-    events.add("warning", 3, "no room left: '/home/jane doe/my run', step 3")
-    events.add("stop", 3, "x" * 1000)
+    metrics = MetricsFile(tmp_path / METRICS, 0, "0123456789")
+    metrics.add_event("stop", 3, "see https://u:p@host/x?token=1")
+    metrics.add_event("warning", 3, "no room left: '/home/jane doe/my run', step 3")
+    metrics.add_event("stop", 3, "x" * 1000)
     first, warning, second = events_of(tmp_path / METRICS)
     assert (first["attempt"], first["step"]) == ("01234567", 3)
     assert first["text"] == "see https://host/x?***"
@@ -150,13 +149,12 @@ def test_events_hold_no_secret_and_have_a_bounded_text(tmp_path):
 def test_events_stay_among_the_figures_of_the_steps(tmp_path):
     """Those up to the next step stay at a resume, and are uploaded with it."""
     path = tmp_path / METRICS
-    metrics = MetricsFile(path, 0)
-    events = Events(metrics, "a" * 32)
-    events.add("start", 0)
+    metrics = MetricsFile(path, 0, "a" * 32)
+    metrics.add_event("start", 0)
     metrics.append([{"event": "train", "step": step, "loss": 1.0} for step in (1, 2)])
-    events.add("warning", 4, "said while step 3 was not written yet")
+    metrics.add_event("warning", 4, "said while step 3 was not written yet")
     metrics.append([{"event": "train", "step": step, "loss": 1.0} for step in (3, 4)])
-    events.add("stop", 4)
+    metrics.add_event("stop", 4)
     assert len(metrics_up_to(path, 2).splitlines()) == 4
     (tmp_path / "fetched").write_bytes(whole := path.read_bytes())
     MetricsFile(path, 2)
@@ -167,8 +165,8 @@ def test_events_stay_among_the_figures_of_the_steps(tmp_path):
 
 
 def test_fetched_events_are_untrusted_input(tmp_path):
-    events = Events(MetricsFile(tmp_path / METRICS, 0), "0123456789")
-    events.add("start", 0)
+    metrics = MetricsFile(tmp_path / METRICS, 0, "0123456789")
+    metrics.add_event("start", 0)
     good = events_of(tmp_path / METRICS)[0]
     bad = [
         {**good, "event": "run"},

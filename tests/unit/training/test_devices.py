@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from torch.distributed import distributed_c10d as c10d
 from config.compose import load_config
 from training.distributed import accelerator
 from training.distributed.processes import OF_THREADS, ProcessGroupTimeouts
-from training.reporting import header
 from training.step import compute_reproducibly
 
 
@@ -59,34 +57,6 @@ def test_a_compiled_run_on_a_gpu_does_not_choose_by_time(monkeypatch):
         assert not inductor.deterministic
         compute_reproducibly(compiled=True)
         assert inductor.deterministic
-
-
-@pytest.mark.parametrize(
-    ("native", "offload", "hints"),
-    [
-        (True, False, []),
-        (False, False, ["A Tesla has no bf16 instructions.* mixed_precision: fp16"]),
-        (False, True, ["mixed_precision: no"]),  # fp16 is refused there
-    ],
-)
-def test_a_gpu_without_bf16_instructions_is_reported(monkeypatch, native, offload, hints):
-    plugin = SimpleNamespace(
-        cpu_offload=SimpleNamespace(**({"pin_memory": True} if offload else {}))
-    )
-    accelerator = SimpleNamespace(
-        device=torch.device("cuda"),
-        num_processes=8,  # of two machines
-        mixed_precision="bf16",
-        is_fsdp2=True,
-        state=SimpleNamespace(fsdp_plugin=plugin),
-    )
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Tesla")
-
-    found = header.hints_of(accelerator, load_config([]), None)
-
-    assert len(found) == len(hints)
-    assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
 
 
 class ProcessGroup(str):

@@ -68,7 +68,7 @@ def test_a_sample_that_takes_too_long_ends_and_says_so(drawn, monkeypatch, capsy
     tokenizer, draw = drawn
     found = draw(tokenizer.encode("the run").tolist())
     assert found.shortened == "1 of 400 tokens, for it took 0 s"
-    report = Report(Console(True, 8, 0), None, tokens_per_step=64, last_snapshot=None)
+    report = Report(Console(True, 8, 0), tokens_per_step=64, last_snapshot=None)
     report.sample(8, *found)
     assert "sample at step 8, 1 of 400 tokens, for it took 0 s -----" in capsys.readouterr().out
 

@@ -125,8 +125,9 @@ def test_a_metrics_file_that_is_none_is_named_with_its_line(tmp_path, line):
 
 
 def report_of(tmp_path) -> Report:
-    metrics = MetricsFile(tmp_path / "metrics.jsonl", step=0)
-    return Report(Console(False, 10, 0), metrics, tokens_per_step=64, last_snapshot=None)
+    console = Console(False, 10, 0)
+    console.metrics = MetricsFile(tmp_path / "metrics.jsonl", step=0)
+    return Report(console, tokens_per_step=64, last_snapshot=None)
 
 
 @pytest.mark.parametrize(

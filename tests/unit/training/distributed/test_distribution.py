@@ -500,9 +500,7 @@ def test_a_run_on_a_cpu_without_bf16_says_that_it_is_in_float32(small, tmp_path)
 
     assert result.returncode == 0, result.stderr
     (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))
-    assert "float32" in machine
-    assert "bf16" not in machine
-    assert "says bf16, but this CPU has no bf16 instructions. The run" in result.stdout
+    assert "float32 (this CPU has no bf16 instructions)" in machine
 
 
 def test_a_launch_that_is_refused_says_why_once(small, tmp_path):

@@ -9,13 +9,12 @@ import pty
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
 
 import runs
 from common.command import say_error
-from training.reporting.console import Console, LossyFile, make_output_lossy
+from training.reporting.console import Console, make_output_lossy
 from training.reporting.header import print_finished
 from training.reporting.report import Report
 
@@ -102,41 +101,11 @@ def test_the_bar_of_a_finished_run_is_full(monkeypatch, capfd):
     assert capfd.readouterr().out.startswith("The run is finished at step 1446.")
 
 
-def test_a_pipe_that_does_not_wait_is_waited_for():
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    got: list[bytes] = []
-
-    def read() -> None:
-        with open(reading, "rb") as pipe:
-            got.append(pipe.read())
-
-    reader = threading.Timer(0.2, read)
-    reader.start()
-    with io.BufferedWriter(LossyFile(writing, "w")) as stream:
-        for _ in range(300):  # 300 KB into a pipe of 64
-            stream.write(bytes(1000))
-    reader.join(10)
-    assert [len(content) for content in got] == [300_000]
-
-
-def test_no_file_takes_the_place_of_an_output_that_was_closed(tmp_path):
-    script = (
-        "import sys; from training.reporting.console import make_output_lossy\n"
-        "make_output_lossy()\n"
-        "print('nothing'); print('nothing', file=sys.stderr)\n"
-        "with open(sys.argv[1], 'w') as file: file.write(str(file.fileno()))"
-    )
-    command = f'exec {sys.executable} -c "$0" {tmp_path}/number 0<&- 1>&- 2>&-'
-    assert subprocess.run(["sh", "-c", command, script], cwd=runs.ROOT, timeout=60).returncode == 0
-    assert int((tmp_path / "number").read_text()) > 2
-
-
 def test_control_characters_are_shown_and_secrets_are_not(capsys):
     console = Console(shown=True, max_steps=3, step=0)
     console.say("a\x1b[2Jb\u202e\r")
     console.warn("https://u:p@h/x?t=1 is\x07 not there.")
-    report = Report(console, None, tokens_per_step=1, last_snapshot=None)
+    report = Report(console, tokens_per_step=1, last_snapshot=None)
     report.sample(7, "\x1b]0;title\x07é\n\tb", "")
     console.progress(1, 1.0, 1.0, 1.0, ["the Hub says \x1b[31mno"])
     say_error("error: \x9b31m")

@@ -87,7 +87,7 @@ class Trained:
         ids = torch.randint(7, (2, 6))
         model(ids, ids).backward()
         optimizer.step()
-        self.report = Report(Console(True, 10, 0), None, tokens_per_step=64, last_snapshot=None)
+        self.report = Report(Console(True, 10, 0), tokens_per_step=64, last_snapshot=None)
         state = state_at(0)
         best = BestSnapshot(config, True, state, Start(None, None, ""))
         tokenizer = CharTokenizer("abcdefg")
