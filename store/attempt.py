@@ -22,13 +22,12 @@ from snapshot.disk.folder import (
     parse_json,
     stays,
     step_of,
-    verify,
 )
 from snapshot.disk.state import STATE
 from snapshot.errors import SnapshotError
 from store.errors import NoRevision, StoreError, StoreMoved, StoreRefused
-from store.fence import Fence, Fenced
-from store.fetch import INFERENCE, read_store
+from store.fence import Fence
+from store.fetch import INFERENCE, contents_at
 from store.hub import CARD
 from store.latest import (
     LATEST,
@@ -37,7 +36,6 @@ from store.latest import (
     latest_as_bytes,
     remote_folder,
     remote_step,
-    snapshot_folders,
     utc,
 )
 from store.store import Addition, Head, RemoteFile, Store
@@ -77,8 +75,6 @@ class Best:
 
     step: int
     loss: float
-    folder: Path | None
-    """None if only the store has it."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +131,8 @@ class Attempt:
         """What our last upload left; None while it is unknown whether that is the newest."""
         self._latest: Latest | None = None
         """The `latest.json` of our last upload."""
+        self._begun: set[str] = set()
+        """Files of snapshots that this attempt has begun to upload."""
 
     def upload(self, upload: Upload) -> None:
         """Publish a snapshot, unless the store has it.
@@ -155,15 +153,12 @@ class Attempt:
     def _upload(self, upload: Upload, ours: Head | None) -> Head:
         if not self.was_read:
             self._store.create(self._policy.private)
-            if refusal := read_store(self._store).refusal():
-                raise Fenced(refusal)
-            self.was_read = True
         head, before = self._look(upload.step, ours)
-        latest = self._latest_for(upload, before)
+        latest = self._latest_for(upload, before, head)
         if latest.is_same_upload(before):  # it succeeded earlier, and its answer was lost
             self._latest = before
             return head
-        add = self._additions(upload, latest, head)
+        add = self._additions(upload, latest)
         delete = self._deletions(latest, before, head, add)
         head = self._store.publish(head, add, delete, f"Snapshot of step {latest.step}")
         self._latest = latest
@@ -175,6 +170,7 @@ class Attempt:
         Raises Fenced if another attempt owns the store.
         """
         head = self._store.head(known=ours)
+        self.was_read = True
         if self._policy.private and not head.private:
             raise StoreRefused(
                 f"{self._store.name} is public now, and hub.private=true. Make it private, or "
@@ -182,16 +178,10 @@ class Attempt:
             )
         if head is ours:
             return head, self._latest
-        try:
-            latest = self._store.latest(head)
-        except SnapshotError as error:  # it may be that of an attempt that lives
-            raise StoreRefused(f"{error}. Restore that file.", LATEST) from error
-        if latest is None and (foreign := self._store.foreign_file(head.files)):
-            raise StoreRefused(
-                f"{self._store.name} holds {foreign} and no {LATEST}, so no run of this project is "
-                f"known to own it. Restore {LATEST}, or empty it.",
-                "not this run's",
-            )
+        contents = contents_at(self._store, head)
+        if refusal := contents.refusal():
+            raise StoreRefused(refusal, "not this run's")
+        latest = contents.latest
         if self.fence.is_stale(latest, self._latest):
             # A repo's own commit is known to be there. Files are as they are: an attempt that was
             # fenced may have written latest.json after us.
@@ -199,10 +189,11 @@ class Attempt:
         self.fence.check(latest, step)
         return head, latest
 
-    def _latest_for(self, upload: Upload, before: Latest | None) -> Latest:
+    def _latest_for(self, upload: Upload, before: Latest | None, head: Head) -> Latest:
         """`latest.json` on top of `before`. Raises OSError if the snapshot no longer exists."""
+        there = {upload.step, *map(remote_step, folders_in(head.files))}
         best_step, best_loss = 0, None
-        if upload.best is not None:
+        if upload.best is not None and upload.best.step in there:
             best_step, best_loss = upload.best.step, upload.best.loss
         elif before is not None and before.run_id == self._run_id:
             best_step, best_loss = before.best_step, before.best_loss
@@ -221,12 +212,16 @@ class Attempt:
 
     # What is added.
 
-    def _additions(self, upload: Upload, latest: Latest, head: Head) -> dict[str, Addition]:
-        """Contents, records, manifests, and `latest.json` at last."""
-        add, manifests = self._snapshot_files(upload.folder)
-        if best := self._best_to_add(upload, head):
-            for_best, its_manifest = self._snapshot_files(best)
-            add, manifests = for_best | add, its_manifest | manifests
+    def _additions(self, upload: Upload, latest: Latest) -> dict[str, Addition]:
+        """Contents, records, the manifest, and `latest.json` at last."""
+        # The manifest is read once: what is compared is what is sent.
+        manifest = (upload.folder / MANIFEST).read_bytes()
+        entries = entries_in(parse_json(manifest, MANIFEST), str(upload.folder))
+        add = {
+            f"{latest.folder}/{name}": Addition(upload.folder / name, digest)
+            for name, (_, digest) in sorted(entries.items())
+        }
+        self._begun |= add.keys()
         if self._store.has_commits:
             for path in sorted(upload.folder.iterdir()):
                 if is_at_the_top(path.name):
@@ -240,32 +235,8 @@ class Attempt:
             self._store.note(f"metrics are not uploaded: {str(error).rstrip('.')}.")
             records = {}
         add |= {path: Addition(content) for path, content in records.items()}
-        return {**add, **manifests, LATEST: Addition(latest_as_bytes(latest))}
-
-    def _snapshot_files(self, folder: Path) -> tuple[dict[str, Addition], dict[str, Addition]]:
-        """The contents of a snapshot, and its manifest. What is compared is what is sent."""
-        place, manifest = remote_folder(folder.name, self._attempt_id), folder / MANIFEST
-        content = manifest.read_bytes()
-        entries = entries_in(parse_json(content, str(manifest)), str(folder))
-        contents = {
-            f"{place}/{name}": Addition(folder / name, digest)
-            for name, (_, digest) in sorted(entries.items())
-        }
-        return contents, {f"{place}/{MANIFEST}": Addition(content)}
-
-    def _best_to_add(self, upload: Upload, head: Head) -> Path | None:
-        """The folder of the best snapshot, unless it is among those of the store, or damaged."""
-        best = upload.best
-        if best is None or best.folder is None or best.step == upload.step:
-            return None
-        if best.step in map(remote_step, folders_in(head.files)):
-            return None
-        try:
-            verify(best.folder)
-        except SnapshotError as error:
-            self._store.note(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
-            return None
-        return best.folder
+        add[f"{latest.folder}/{MANIFEST}"] = Addition(manifest)
+        return {**add, LATEST: Addition(latest_as_bytes(latest))}
 
     # What is deleted.
 
@@ -276,11 +247,15 @@ class Attempt:
         paths: list[str] = []
         for folder in folders_to_delete(head.files, latest, before, self._policy):
             paths += self._files_of(folder, head)
-        if self._store.has_commits:
-            paths += self._older_at_the_top(before, head, add)
-        else:
-            paths += self._cut_off(latest, head, add)
-        return [path for path in paths if path not in add]
+        at_the_top = [path for path in head.files if is_at_the_top(path) and path not in add]
+        if self._store.has_commits and before is not None and at_the_top:
+            entries = self._entries(before.folder, head)
+            paths += [one for one in at_the_top if _is_as_named(head.files[one], entries.get(one))]
+        # What an upload or a deletion of this attempt has left that failed.
+        whole = set(folders_in(head.files))
+        self._begun &= head.files.keys() | add
+        paths += [path for path in self._begun if path.rpartition("/")[0] not in whole]
+        return [path for path in paths if path in head.files and path not in add]
 
     def _files_of(self, folder: str, head: Head) -> list[str]:
         """The manifest of a snapshot, and the files that it names, as far as they are those."""
@@ -296,31 +271,6 @@ class Attempt:
             with suppress(SnapshotError):  # somebody else's
                 return entries_in(parse_json(self._store.read(head, path), path), path)
         return {}
-
-    def _older_at_the_top(
-        self, before: Latest | None, head: Head, add: Collection[str]
-    ) -> list[str]:
-        """Files at the top that are those of the snapshot before, and are not replaced."""
-        left = [path for path in head.files if is_at_the_top(path) and path not in add]
-        if before is None or not left:
-            return []
-        entries = self._entries(before.folder, head)
-        return [path for path in left if _is_as_named(head.files[path], entries.get(path))]
-
-    def _cut_off(self, latest: Latest, head: Head, add: Collection[str]) -> list[str]:
-        """What uploads of this attempt have left that failed, and gave way to a newer snapshot.
-
-        Only files that have the name of one of this snapshot: all else there is somebody's.
-        """
-        names = {path.rpartition("/")[2] for path in add if path.startswith(f"{latest.folder}/")}
-        half = snapshot_folders(head.files) - set(folders_in(head.files)) - {latest.folder}
-        return [
-            path
-            for path in head.files
-            if (folder := path.rpartition("/")[0]) in half
-            and folder.endswith(f"-{self._attempt_id[:8]}")
-            and path.rpartition("/")[2] in names
-        ]
 
 
 def folders_to_delete(

@@ -37,10 +37,12 @@ from store.errors import NoFile, NoRevision
 from store.latest import (
     FOLDER,
     LARGEST_METRICS_BYTES,
+    LATEST,
     METRICS,
-    WRITTEN_BY_010,
     Latest,
     folders_in,
+    foreign_file,
+    read_latest,
     remote_step,
 )
 from store.store import BRANCH, Head, RemoteFile, Store
@@ -100,15 +102,13 @@ class Contents:
         None if the store belongs to a run, or is new.
         """
         if self.fault is not None:
-            remedy = "and name another store"
-            if WRITTEN_BY_010 not in self.fault:
-                remedy = (
-                    "so no run of this project is known to own it. Name one that is new or empty. "
-                    "If a run owns it, restore that file, or continue from its snapshots with "
-                    f"snapshot.resume={self.store.url}, another run.name and a new store"
-                )
-            return f"{self.store.key} cannot be used: {self.fault}, {remedy}."
-        if foreign := self.store.foreign_file(self.files):
+            return (
+                f"{self.store.key} cannot be used: {self.fault}, so no run of this project is "
+                "known to own it. Name one that is new or empty. If a run owns it, restore that "
+                f"file, or continue from its snapshots with snapshot.resume={self.store.url}, "
+                "another run.name and a new store."
+            )
+        if foreign := foreign_file(self.files):
             return (
                 f"{self.store.key} holds {foreign}, which no run of this project uploaded. Name "
                 "one that is new or empty, or move that file away."
@@ -123,8 +123,18 @@ def read_store(store: Store, revision: str = BRANCH) -> Contents:
     if is_folder:
         inside = {path: head.files[path] for path in head.files if path.startswith(f"{revision}/")}
         head = replace(head, files=inside)
+    return contents_at(store, head, revision)
+
+
+def contents_at(store: Store, head: Head, revision: str = BRANCH) -> Contents:
+    """The contents of a store at a head. Raises StoreError."""
+    if LATEST not in head.files:
+        return Contents(store, head, revision=revision)
     try:
-        return Contents(store, head, store.latest(head), revision=revision)
+        latest = read_latest(store.read(head, LATEST), store.name)
+        if latest.best_step not in map(remote_step, folders_in(head.files)):  # somebody removed it
+            latest = replace(latest, best_step=0, best_loss=None)
+        return Contents(store, head, latest, revision=revision)
     except SnapshotError as error:
         return Contents(store, head, None, str(error), revision)
 

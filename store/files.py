@@ -7,9 +7,8 @@ contents, manifest.json, latest.json, then deletions.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from huggingface_hub import constants
 
 from common.hub_client import hub_api
 from common.printable import redact_urls
-from snapshot.disk.folder import SYSTEM_FILES, flush, sha256_of, write_whole
+from snapshot.disk.folder import flush, sha256_of, write_whole
 from snapshot.errors import SnapshotError
 from store.errors import (
     NoFile,
@@ -30,11 +29,8 @@ from store.errors import (
     StoreMoved,
     StoreUnreachable,
 )
-from store.latest import FOLDER, LATEST, METRICS, SNAPSHOTS
+from store.latest import LATEST, SNAPSHOTS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store
-
-RECORD = re.compile(rf"({re.escape(LATEST)}|{re.escape(METRICS)})((\.[0-9a-f]{{8}})?\.new)?")
-"""A record of a run, also under the name that it has on a disk until all of it is there."""
 
 
 class Files(Store):
@@ -188,18 +184,6 @@ class Files(Store):
     def delete(self, path: str) -> None:
         """Delete a file. Raises NoFile if it does not exist."""
         self.ask(partial(self._fs.rm_file, self._at(path)))
-
-    def foreign_file(self, paths: Iterable[str]) -> str | None:
-        """A file that no run uploaded, and no file manager created.
-
-        Records count as a run's only beside its snapshots or latest.json.
-        """
-        known = {path for path in paths if FOLDER.fullmatch(path) or path == LATEST}
-        for path in sorted(set(paths) - known):
-            is_record = known and RECORD.fullmatch(path)
-            if not (is_record or SYSTEM_FILES.fullmatch(path.rpartition("/")[2])):
-                return path
-        return None
 
 
 class Bucket(Files):

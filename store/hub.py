@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,6 @@ from store.latest import METRICS
 from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store
 
 CARD = "README.md"
-OWN_FILES = {CARD, ".gitattributes"}
-"""Files that a repo may hold before a run uploads to it."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DOWNLOADS_AT_ONCE = 8
 
@@ -65,10 +63,6 @@ class Hub(Store):
                 f"the token of {who.get('name')} is read-only, but the run writes to "
                 f"{self.name}. {REMEDY}"
             )
-
-    def foreign_file(self, paths: Iterable[str]) -> str | None:
-        """A file that no run uploaded; None if the files are a run's, or none."""
-        return super().foreign_file(set(paths) - OWN_FILES)
 
     def create(self, private: bool) -> None:
         """Create the repo if it does not exist."""

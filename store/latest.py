@@ -11,12 +11,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from snapshot.disk.folder import DIGEST, LARGEST_STEP, MANIFEST, between, matches, parse_json
+from snapshot.disk.folder import (
+    DIGEST,
+    LARGEST_STEP,
+    MANIFEST,
+    SYSTEM_FILES,
+    between,
+    matches,
+    parse_json,
+)
 from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"
@@ -41,7 +49,10 @@ SHAPE = {
     "best_loss": (None, between(0.0, sys.float_info.max)),
 }
 """Of its JSON, for `matches`."""
-WRITTEN_BY_010 = "was written by 0.1.0: train on from its weights"
+RECORD = re.compile(rf"({re.escape(LATEST)}|{re.escape(METRICS)})((\.[0-9a-f]{{8}})?\.new)?")
+"""A record of a run, also under the name that it has on a disk until all of it is there."""
+OWN_FILES = ("README.md", ".gitattributes")
+"""Files that a repo may hold before a run uploads to it."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +75,6 @@ class Latest:
     best_loss: float | None = None
     """Its held-out loss, nats per token."""
 
-    def without_best(self) -> Latest:
-        """The same, where there is no best snapshot."""
-        return replace(self, best_step=0, best_loss=None)
-
     def is_same_upload(self, other: Latest | None) -> bool:
         """Whether both are of one upload. Its folder names the step and the attempt."""
         if other is None or self.attempt_id != other.attempt_id:
@@ -82,8 +89,6 @@ def read_latest(file: bytes, name: str) -> Latest:
     """
     content = parse_json(file, f"{LATEST} of {name}")
     version = content.get("format_version") if isinstance(content, dict) else None
-    if version == 1 and "attempt_id" in content:
-        raise SnapshotError(f"{name} {WRITTEN_BY_010} with model.pretrained={name}")
     if version is not None and version != FORMAT_VERSION:
         raise SnapshotError(
             f"{LATEST} of {name} has format version {version!r:.40}; this program reads "
@@ -106,16 +111,25 @@ def remote_folder(step_name: str, attempt_id: str) -> str:
     return f"{SNAPSHOTS}/{step_name}-{attempt_id[:8]}"
 
 
-def snapshot_folders(paths: Iterable[str]) -> set[str]:
-    """The snapshot folders among the paths of a store, whole or not."""
-    matches = (match for path in paths if (match := FOLDER.fullmatch(path)))
-    return {match[1] for match in matches if int(match[2]) <= LARGEST_STEP}
-
-
 def folders_in(paths: Iterable[str]) -> list[str]:
     """The snapshot folders among the paths of a store that have a manifest, newest first."""
-    found = snapshot_folders(path for path in paths if path.endswith(f"/{MANIFEST}"))
+    manifests = (FOLDER.fullmatch(path) for path in paths if path.endswith(f"/{MANIFEST}"))
+    found = [match[1] for match in manifests if match and int(match[2]) <= LARGEST_STEP]
     return sorted(found, key=lambda folder: (remote_step(folder), folder), reverse=True)
+
+
+def foreign_file(paths: Collection[str]) -> str | None:
+    """A file that no run uploaded; None if the files are a run's, or none.
+
+    With its `latest.json` a store is a run's. Before there is one, a first upload that was cut off
+    leaves parts of a snapshot, and then records.
+    """
+    if LATEST in paths:
+        return None
+    own = set(filter(FOLDER.fullmatch, paths))
+    own |= set(filter(RECORD.fullmatch, paths)) if own else set()
+    others = (path for path in sorted({*paths} - own) if path not in OWN_FILES)
+    return next((one for one in others if not SYSTEM_FILES.fullmatch(one.rpartition("/")[2])), None)
 
 
 def remote_step(folder: str) -> int:

@@ -7,7 +7,7 @@ store is a class like this one and a row of `KINDS` in store/kinds.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from common.failures import NO_ANSWER, Unanswered
 from common.retries import Answer, in_background
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, disk_error, translate
-from store.latest import LATEST, Latest, folders_in, read_latest, remote_step
 
 BRANCH = "main"
 LARGEST_JSON_BYTES = 4 << 20
@@ -173,20 +172,3 @@ class Store(ABC):
 
     def tag(self, name: str, head: Head) -> None:  # noqa: B027
         """Give what `head` holds a name that stays, where the store has such."""
-
-    def foreign_file(self, paths: Iterable[str]) -> str | None:
-        """A file that no run uploaded; None if the files are a run's, or none."""
-        others = sorted(paths)
-        return others[0] if others and LATEST not in others else None
-
-    def latest(self, head: Head) -> Latest | None:
-        """`latest.json`, for a start; None if there is none.
-
-        It names a best snapshot only where the store has that. Raises SnapshotError if it is not a
-        `latest.json` of this project.
-        """
-        if LATEST not in head.files:
-            return None
-        latest = read_latest(self.read(head, LATEST), self.name)
-        has_best = latest.best_step in map(remote_step, folders_in(head.files))
-        return latest if has_best else latest.without_best()

@@ -73,7 +73,7 @@ class Uploader:
         self._attempt = Attempt(target)
         self._changed = threading.Condition()
         self._queue: list[Upload] = []
-        """The snapshots to upload, in their order: milestones, and the newest."""
+        """The snapshots to upload, in their order (see `_drop_older`)."""
         self._in_flight: Upload | None = None
         self._flushing = False
         """Whether the end of the run waits for uploads."""
@@ -93,21 +93,30 @@ class Uploader:
         threading.Thread(target=self._work, name="uploader", daemon=True).start()
 
     def offer(self, folder: Path, card: Card, best: Best | None = None) -> None:
-        """Queue a finished snapshot. It replaces one that still waits, but no milestone."""
+        """Queue a finished snapshot. It replaces one that still waits, unless that must stay."""
         with self._changed:
             if not self._off:
-                self._queue = [one for one in self._queue if self._must_stay(one)]
                 self._queue.append(Upload(folder, card, best, time.monotonic()))
+                self._drop_older()
                 self._changed.notify_all()
 
-    def _must_stay(self, upload: Upload) -> bool:
-        return upload is self._in_flight or self._policy.is_milestone(upload.step)
+    def _drop_older(self) -> None:
+        """Leave the newest in the queue, what is in flight, milestones and the best snapshot."""
+        *older, newest = self._queue
+        best = -1 if newest.best is None else newest.best.step
+        self._queue = [
+            *(
+                one
+                for one in older
+                if one is self._in_flight or one.step == best or self._policy.is_milestone(one.step)
+            ),
+            newest,
+        ]
 
     def pending_folders(self) -> set[Path]:
         """Snapshot folders that must stay until they are uploaded."""
         with self._changed:
-            best = {upload.best.folder for upload in self._queue if upload.best}
-            return {folder for folder in best if folder} | {one.folder for one in self._queue}
+            return {one.folder for one in self._queue}
 
     def status(self) -> UploadStatus:
         """How far the store lags behind."""
@@ -181,8 +190,7 @@ class Uploader:
             while not self._flushing and (left := self._next_upload_at - time.monotonic()) > 0:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
             self._in_flight = None  # one that failed gives way to a newer one
-            *earlier, newest = self._queue
-            self._queue = [*filter(self._must_stay, earlier), newest]
+            self._drop_older()
             self._in_flight, self._is_last_try = self._queue[0], self._flushing
             return self._in_flight
 

@@ -22,6 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import hubs
 from loopback_hub import LoopbackHub
 from loopback_server import LOOPBACK, Answer, Call, Route, Server
+from store.fetch import read_store
 from store.kinds import open_store
 from store.latest import Latest
 from store.store import Store
@@ -68,8 +69,7 @@ class Place(ABC):
 
     def latest(self) -> Latest | None:
         """`latest.json`, as a start reads it."""
-        store = self.open()
-        return store.latest(store.head())
+        return read_store(self.open()).latest
 
     def assert_whole(self) -> None:
         """A folder with a manifest has all files that this lists, and no other."""

@@ -105,7 +105,7 @@ class BestSnapshot:
         self._losses = held_out_losses(run_dir / METRICS) if self._is_known else {}  # by step
         self._in_store: list[Best] = []
         if latest is not None and latest.run_id == state.run_id and latest.best_loss is not None:
-            self._in_store = [Best(latest.best_step, latest.best_loss, None)]
+            self._in_store = [Best(latest.best_step, latest.best_loss)]
 
     @property
     def newest(self) -> Best | None:
@@ -113,8 +113,8 @@ class BestSnapshot:
         if not self._is_known:
             return None
         losses = dict(self._losses)  # the main thread may add one meanwhile
-        folders = {step_of(folder): folder for folder in snapshot_folders(self._root)}
-        here = [Best(step, losses[step], folders[step]) for step in folders if step in losses]
+        steps = map(step_of, snapshot_folders(self._root))
+        here = [Best(step, losses[step]) for step in steps if step in losses]
         return min(here + self._in_store, key=lambda best: best.loss, default=None)
 
     def evaluated(self, step: int, loss: float) -> None:

@@ -65,7 +65,7 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, injection: Injection)
         threading.settrace(None)
     folders = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
     for folder in folders:
-        uploads.offer(folder, hubs.card(folder), Best(10, 1.0, folders[0]))
+        uploads.offer(folder, hubs.card(folder), Best(10, 1.0))
         assert uploads.flush(300), (injection.place, uploads.status(), uploads.messages())
     status = uploads.status()
     assert (status.step, status.failure_text, status.off) == (30, None, False), injection.place

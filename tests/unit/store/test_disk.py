@@ -11,6 +11,7 @@ import pytest
 
 from store.errors import StoreError, StoreMissing, StoreRefused, StoreUnreachable
 from store.files import Disk
+from store.latest import foreign_file
 
 RUN, FOLDER = "snapshots", "snapshots/step-00000001-aaaaaaaa"
 PATH = f"{FOLDER}/manifest.json"
@@ -107,7 +108,7 @@ def test_of_two_that_write_a_latest_json_at_once_each_writes_a_whole_one(root, m
     store.write("latest.json", b"whole")
     assert (root / "latest.json").read_bytes() == b"whole"
     assert len(listed(root)) == 3  # with what the killed one has left
-    assert store.foreign_file(listed(root)) is None
+    assert foreign_file(listed(root)) is None
 
 
 @pytest.mark.parametrize(
@@ -134,13 +135,12 @@ def test_a_disk_that_refuses_a_download_is_not_the_store_s_fault(
         store.fetch(store.head(), ["latest.json"], tmp_path / "here")
 
 
-def test_files_of_file_managers_are_nobody_s(root):
-    store = Disk(f"file://{root}", 5.0)
+def test_files_of_file_managers_are_nobody_s():
     names = (".DS_Store", "Thumbs.db", "._latest.json", ".nfs00000001")
     killed = ("latest.json.0123abcd.new", "metrics.jsonl.0123abcd.new", "latest.json.new")
-    assert store.foreign_file([*names, *(f"{FOLDER}/{name}" for name in names)]) is None
-    assert store.foreign_file([PATH, "metrics.jsonl", *killed]) is None
-    assert store.foreign_file(["metrics.jsonl"]) == "metrics.jsonl"
-    assert store.foreign_file(["DS_Store"]) == "DS_Store"
+    assert foreign_file([*names, *(f"{FOLDER}/{name}" for name in names)]) is None
+    assert foreign_file([PATH, "metrics.jsonl", *killed]) is None
+    assert foreign_file(["metrics.jsonl"]) == "metrics.jsonl"
+    assert foreign_file(["DS_Store"]) == "DS_Store"
     for name in ("mine/latest.json.new", "latest.json.mine.new", "README.md.0123abcd.new"):
-        assert store.foreign_file([PATH, name]) == name
+        assert foreign_file([PATH, name]) == name

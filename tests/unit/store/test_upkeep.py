@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import hubs
 import runs
 from loopback_hub import LoopbackHub
-from store.attempt import Best, Card
+from store.attempt import Card
 from store.hub import Hub
 from store.latest import METRICS
 from training.reporting.metrics import read_metrics
@@ -174,17 +174,6 @@ def test_a_milestone_that_is_no_snapshot_is_refused(small):
     assert result.returncode == 2
     assert "hub.milestone_every=25 is not a multiple of snapshot.every=10" in result.stderr
     assert "The nearest: 20 or 30" in result.stderr
-
-
-def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, repo, snapshot_of):
-    best = Best(1, 2.0, snapshot_of(1))
-    (best.folder / "model.safetensors").write_bytes(b"damaged")
-    uploads = hubs.uploader()
-    hubs.upload_each(uploads, snapshot_of(2), snapshot_of(3), best=best)
-    (message,) = uploads.messages()
-    assert "the best snapshot is not uploaded" in message
-    assert hubs.seen().best_step == 0
-    assert hubs.step_of(near_hub) == 3
 
 
 @pytest.mark.thorough

@@ -273,15 +273,14 @@ def test_the_best_is_the_snapshot_with_the_least_loss_on_this_disk_or_in_the_sto
     metrics.flush()
     for step in (1, 3, 4):  # that of step 2 is gone
         (tmp_path / "snapshots" / f"step-{step:08d}").mkdir(parents=True)
-    place = {step: tmp_path / "snapshots" / f"step-{step:08d}" for step in (1, 3)}
     state = state_at(3)
     best = BestSnapshot(config, True, state, Start(None, None, ""))
-    assert best.newest == Best(1, 1.9, place[1])
+    assert best.newest == Best(1, 1.9)
     best.evaluated(3, 0.5)
     best.evaluated(5, 0.1)  # its snapshot is not there, or not yet
-    assert best.newest == Best(3, 0.5, place[3])
+    assert best.newest == Best(3, 0.5)
     latest = SimpleNamespace(run_id=state.run_id, best_step=7, best_loss=0.2)
     contents = SimpleNamespace(latest=latest)
     best = BestSnapshot(config, True, state, Start(None, None, "", contents=contents))
-    assert best.newest == Best(7, 0.2, None)
+    assert best.newest == Best(7, 0.2)
     assert BestSnapshot(config, False, state, Start(None, None, "")).newest is None
