@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -38,15 +37,7 @@ def held_out_loss(
     return loss_sum / count
 
 
-class Sample(NamedTuple):
-    """A text that the model has generated."""
-
-    text: str
-    shortened: str = ""
-    """How much of it there is, in words, if the time was up."""
-
-
-def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed: int) -> Sample:
+def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed: int) -> str:
     """Generate a short text, the same on every process. Every process must call this.
 
     It ends at an end-of-text token of the tokenizer or of the model's own files, after `TOKENS`
@@ -75,13 +66,10 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
                     break
                 tokens.append(token)
                 if number < TOKENS and _is_late(accelerator, number, deadline):
-                    return Sample(
-                        tokenizer.decode(tokens),
-                        f"{number} of {TOKENS} {tokenizer.unit}s, for it took {MOST_SECONDS:g} s",
-                    )
+                    break
         except BrokenModel as error:
             raise TrainingStopped(str(error)) from error
-    return Sample(tokenizer.decode(tokens))
+    return tokenizer.decode(tokens)
 
 
 def _is_late(accelerator: Accelerator, number: int, deadline: float) -> bool:

@@ -34,7 +34,6 @@ FAILURES = re.compile(
     re.IGNORECASE,
 )
 """Messages of torch's allocators, CUDA's libraries and the system in errors of general types."""
-REQUESTED = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
 PLAN = "`python plan.py` with the same arguments and --memory shows what fits."
 SMALLER = (
     f"{PLAN} Lower train.micro_batch_size, set model.activation_checkpointing=true, or lower "
@@ -82,13 +81,10 @@ def in_words(error: Exception, begun: bool) -> Exception:
     """
     if not is_out_of_memory(error):
         return error
-    requested = REQUESTED.search(str(error))
-    more = f": {requested[1]} more were requested" if requested else ""
+    problem: Exception = ConfigError(f"there is not enough memory for this model. {SMALLER}")
     if begun or isinstance(error, torch.OutOfMemoryError):
-        sentence = f"there is not enough memory for a step{more}. The run can be resumed. {SMALLER}"
-        problem: Exception = OutOfMemory(sentence)
-    else:
-        problem = ConfigError(f"there is not enough memory for this model{more}. {SMALLER}")
+        sentence = "there is not enough memory for a step. The run can be resumed."
+        problem = OutOfMemory(f"{sentence} {SMALLER}")
     problem.reported_here = True  # type: ignore[attr-defined]  # perhaps only this process lacks memory
     return problem
 

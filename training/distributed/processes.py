@@ -7,7 +7,6 @@ this file uses torch.distributed itself.
 from __future__ import annotations
 
 import json
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 ARRIVAL_SECONDS = 0.02
 """How often the main process looks for the others at the start."""
-WAITING_SECONDS = 15.0
-"""When a process without a launcher says that it waits for others."""
 WHO_IS_AWAITED = (
     "waiting for all {} processes, which WORLD_SIZE and RANK name. If nobody has started the "
     "others, stop this one and unset WORLD_SIZE, RANK and LOCAL_RANK."
@@ -77,14 +74,9 @@ def init_processes(timeout: timedelta) -> None:
         raise error
     if (processes := started_processes()) == 1:
         return
-    waiting = threading.Timer(WAITING_SECONDS, say_error, [WHO_IS_AWAITED.format(processes)])
-    waiting.daemon = True
     if is_alone:
-        waiting.start()
-    try:
-        store, rank, processes = fresh_store(timeout)
-    finally:
-        waiting.cancel()
+        say_error(WHO_IS_AWAITED.format(processes))
+    store, rank, processes = fresh_store(timeout)
     # The launcher does not pass use_cpu to several processes.
     state = PartialState(
         cpu=on_cpu(), store=store, rank=rank, world_size=processes, timeout=timeout
@@ -158,7 +150,8 @@ class ProcessGroupTimeouts:
         self.relax()  # the groups of hybrid sharding were created with another timeout
 
     def relax(self) -> None:
-        """Use the long timeout: one process may work while the others wait."""
+        """Use the long timeout until the step ends: one process may work while the others wait."""
+        self.are_long = True
         self._set(self._long)
 
     def wait_for_everyone(self, seconds: float) -> None:
@@ -170,7 +163,9 @@ class ProcessGroupTimeouts:
 
     def tighten(self) -> None:
         """Use the short timeout: no process has a reason to be late."""
-        self._set(self._short)
+        if self.are_long:
+            self.are_long = False
+            self._set(self._short)
 
     def _set(self, timeout: timedelta) -> None:
         if self._alone:

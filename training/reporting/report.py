@@ -28,6 +28,9 @@ from training.reporting.trackers import values_of
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
+LOWER_RATE = (
+    "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
+)
 LONGEST_SAMPLE = 4_000
 """Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""
 
@@ -189,11 +192,10 @@ class Report:
         words = "" if per_byte is None else f", {per_byte:.4f} bits per byte"
         self.console.say(f"step {step}: held-out loss {loss:.4f}{words}")
 
-    def sample(self, step: int, text: str, shortened: str) -> None:
-        """Report a text that the model has generated; `shortened` says how much of it there is."""
+    def sample(self, step: int, text: str) -> None:
+        """Report a text that the model has generated."""
         self.record([{"event": "sample", "step": step, "text": text[:LONGEST_SAMPLE]}])
-        heading = f"sample at step {step}" + f", {shortened}" * bool(shortened)
-        self.console.say(f"----- {heading} -----\n{text.strip()}\n-----")
+        self.console.say(f"----- sample at step {step} -----\n{text.strip()}\n-----")
 
     def record(self, records: list[dict[str, Any]]) -> None:
         """Add lines to metrics.jsonl, and send them to the trackers."""
@@ -250,8 +252,7 @@ class Report:
     def _stopped(self, what: str) -> TrainingStopped:
         """The error that ends a run whose numbers are not finite."""
         return TrainingStopped(
-            f"{what}. {self.newest_snapshot()} A lower optim.learning_rate or a lower "
-            "optim.max_grad_norm may carry it past this step. If the run ends here again, begin "
+            f"{what}. {self.newest_snapshot()} {LOWER_RATE} If the run ends here again, begin "
             "another one with an earlier snapshot: run.name=<name> snapshot.resume=<its folder>."
         )
 

@@ -30,7 +30,7 @@ from training.reporting.trackers import FOLDER as TRACKERS
 
 EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
-WRITTEN = (CONFIG_FILE, METRICS, CURVES, TRACKERS, LOCK)
+WRITTEN = (CONFIG_FILE, METRICS, CURVES, TRACKERS, LOCK, EXIT_CODE)
 WAIT_SECONDS = 30.0
 """How long to wait for a process that is just ending, with a snapshot to write first."""
 
@@ -43,18 +43,12 @@ def refuse_foreign(run_dir: Path) -> None:
     """
     if holds_run(run_dir):
         return
-    paths = [run_dir / name for name in WRITTEN if _holds_anything(run_dir / name)]
-    paths += [] if may_hold_code(run_dir / EXIT_CODE) else [run_dir / EXIT_CODE]
-    with suppress(OSError):  # reported when a file is created there
-        # A start may be killed while it downloads.
-        snapshots = snapshots_in(run_dir).iterdir()
-        paths += [path for path in snapshots if not path.name.startswith(TEMPORARY_PREFIX)]
-    for path in paths:
-        raise ConfigError(
-            f"run.dir={run_dir} holds {path.relative_to(run_dir)}, which no run of this project "
-            "wrote, and the run would overwrite it. Give the run a folder of its own, or move "
-            f"{path.name} away."
-        )
+    for path in (*(run_dir / name for name in WRITTEN), snapshots_in(run_dir)):
+        if _is_foreign(path):
+            raise ConfigError(
+                f"run.dir={run_dir} holds {path.name}, which no run of this project wrote, and the "
+                "run would overwrite it. Give the run a folder of its own, or move it away."
+            )
 
 
 def holds_run(run_dir: Path) -> bool:
@@ -64,14 +58,14 @@ def holds_run(run_dir: Path) -> bool:
     return has_snapshot or read_config(run_dir / CONFIG_FILE) is not None
 
 
-def may_hold_code(path: Path) -> bool:
-    """Whether a file is an exit code's: it holds one, or nothing, or is not there."""
-    return exit_code_in(path) is not None or not _holds_anything(path)
-
-
-def _holds_anything(path: Path) -> bool:
-    with suppress(OSError):
-        return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+def _is_foreign(path: Path) -> bool:
+    """Whether a path holds anything but an exit code, or downloads of a start that was killed."""
+    with suppress(OSError):  # reported when a file is created there
+        if path.is_dir():
+            return any(not one.name.startswith(TEMPORARY_PREFIX) for one in path.iterdir())
+        if path.name == EXIT_CODE and exit_code_in(path) is not None:
+            return False
+        return path.stat().st_size > 0
     return path.is_symlink()
 
 
@@ -165,14 +159,14 @@ class RunLock:
         if self._lock is None:
             refuse_foreign(self._run_dir)
             acquire(lock, 0)  # raises Timeout where another process trains
-        if may_hold_code(path := self._run_dir / EXIT_CODE):
+        if not _is_foreign(path := self._run_dir / EXIT_CODE):
             path.write_text(f"{self._code}\n")
         if self._lock is None:
             lock.release()
 
     def _hold(self, lock: FileLock, run_dir: Path) -> None:
         self._lock, self._run_dir = lock, run_dir
-        if may_hold_code(path := run_dir / EXIT_CODE):
+        if not _is_foreign(path := run_dir / EXIT_CODE):
             path.unlink(missing_ok=True)
 
 

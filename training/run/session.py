@@ -42,7 +42,7 @@ from training.distributed.launcher import (
     seconds_since_launch,
 )
 from training.distributed.processes import ProcessGroupTimeouts, decided_by_main, run_on_all
-from training.evaluation import Sample, held_out_loss, sample_text
+from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
 from training.reporting import header
@@ -86,7 +86,7 @@ class Session:
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
-        self.finished, self._timeouts_are_long = False, True
+        self.finished = False
         self._sample: str | None = None
         self._held_out = float("nan")
         self._first = 1
@@ -218,8 +218,6 @@ class Session:
         build_gradient_buckets(accelerator, model, optimizer, shape)
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
-            if config.train.sample_every:
-                self._sample = sample_text(accelerator, model, corpus, state.step).text
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, counted from 1; the loop computes one update for each.
@@ -233,14 +231,12 @@ class Session:
             self._loss_parts.clear()  # of passes that were no step's
             yield step
             assert self.state.step == step, "finish_step was not called"
-            if self._timeouts_are_long:
+            if self._timeouts.are_long:
                 self.accelerator.wait_for_everyone()
+                self.report.clock.enter(PASSES)  # the speed is that of the steps
             if self._due.end:
                 return
-            if self._timeouts_are_long:
-                self.report.clock.enter(PASSES)  # the speed is that of the steps
-                self._timeouts.tighten()
-                self._timeouts_are_long = False
+            self._timeouts.tighten()
 
     def finish_step(
         self,
@@ -276,13 +272,8 @@ class Session:
             self.report.write(self.accelerator)
         if any(self._due):
             self.report.clock.enter(EVALUATION)
-            self._lengthen_timeouts()
+            self._timeouts.relax()
         return self._due
-
-    def _lengthen_timeouts(self) -> None:
-        """Let processes wait long for one that works alone, until the step ends."""
-        self._timeouts.relax()
-        self._timeouts_are_long = True
 
     def save(self) -> None:
         """Begin the snapshot of the step; the next update waits for it. All processes call this."""
@@ -296,10 +287,10 @@ class Session:
         self._best.evaluated(self.state.step, loss)
         self._held_out = loss
 
-    def report_sample(self, sample: Sample) -> None:
-        """Report a sample; the next upload carries it."""
-        self._sample = sample.text
-        self.report.sample(self.state.step, *sample)
+    def report_sample(self, text: str) -> None:
+        """Report a text that the model has generated; the next upload carries it."""
+        self._sample = text
+        self.report.sample(self.state.step, text)
 
     def end(self) -> int:
         """Publish the last snapshot, wait for the upload, and return the exit code."""
@@ -354,7 +345,7 @@ class Session:
         if writer is None or writer.written is None:
             return
         if writer.pending:  # the other processes wait for the one that writes
-            self._lengthen_timeouts()
+            self._timeouts.relax()
         writer.finish()
 
     def _finish_uploads(self) -> None:

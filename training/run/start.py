@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,82 +59,57 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     downloads it. Raises SnapshotError where a snapshot cannot be used or is another run's by the
     configuration, and where another machine can neither see nor download the chosen one.
     """
-    start, is_main = Start(None, None, ""), accelerator.is_main_process
+    start, root = Start(None, None, ""), snapshots_in(Path(config.run.dir))
 
-    def choose() -> dict[str, Any] | None:
+    def choose() -> list[str | None]:
+        """The chosen one's identity, its folder as others see it, and its name in a store."""
         nonlocal start
         start = _choose(config, lock)
-        return None if start.folder is None else asdict(_as_seen_by_others(start, config))
+        if (folder := start.folder) is None:
+            return []
+        place = folder.relative_to(root) if folder.is_relative_to(root) else folder.absolute()
+        return [manifest_sha256(folder), place.as_posix(), start.remote]
 
-    facts = decided_by_main(accelerator, choose)
-    if facts is None:
+    chosen = decided_by_main(accelerator, choose)
+    if not chosen:
         return start
-    chosen = Chosen(**facts)
-    if is_one_machine():
-        return start if is_main else chosen.here(config)
+    identity, place, remote = chosen
 
     def on_this_machine() -> Start:
-        if is_main:
+        if accelerator.is_main_process:
             return start
-        if fetches := accelerator.is_local_main_process:
+        if accelerator.is_local_main_process:  # of another machine
             remove_downloads(config, lock)  # that were cut off, and may fill the disk
-        return chosen.on_other_machine(config, fetches)
+            fetch_chosen(root / str(place), str(identity), remote, config)
+        return _same(root / str(place), str(identity))
 
-    return local_main_first(accelerator, on_this_machine)
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The snapshot that the main process has chosen, as the other processes look for it."""
-
-    identity: str
-    """The sha256 of its manifest."""
-    place: str
-    """Its path below the run's snapshots, or that of the folder that `snapshot.resume` names."""
-    remote: str | None
-    """Its name in a store, if one has it."""
-
-    def here(self, config: Config) -> Start:
-        """The start of a process that sees the same disk, or has its own copy.
-
-        Raises SnapshotError if that is another snapshot.
-        """
-        folder = snapshots_in(Path(config.run.dir)) / self.place
-        if manifest_sha256(folder) != self.identity:
-            what = f"{folder} differs from the snapshot of the main process"
-            raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
-        return Start(folder, read_state(folder), "")
-
-    def on_other_machine(self, config: Config, fetches: bool) -> Start:
-        """The start of a process of another machine; the first there fetches what is missing.
-
-        Raises SnapshotError where the snapshot can neither be seen nor downloaded.
-        """
-        folder = snapshots_in(Path(config.run.dir)) / self.place
-        if fetches and not self._is_whole(folder):
-            if self.remote is None:
-                raise SnapshotError(
-                    f"{folder} is missing or damaged on this machine: copy it here, put it on a "
-                    "disk that all machines share, or give hub.url."
-                )
-            source = find(self.remote, config.hub.timeout_seconds)
-            newest = step_of(source.fetch(folder.parent).path)
-            prune(folder.parent, newest, config.snapshot.keep)
-        return self.here(config)
-
-    def _is_whole(self, folder: Path) -> bool:
-        with suppress(SnapshotError, OSError):
-            return manifest_sha256(folder) == self.identity and bool(check_snapshot(folder))
-        return False
+    return on_this_machine() if is_one_machine() else local_main_first(accelerator, on_this_machine)
 
 
-def _as_seen_by_others(start: Start, config: Config) -> Chosen:
-    """What the other processes need to find the snapshot of the main process's start."""
-    assert start.folder is not None
-    root, folder = snapshots_in(Path(config.run.dir)), start.folder.absolute()
-    if start.folder.is_relative_to(root):
-        folder = start.folder.relative_to(root)
-    return Chosen(manifest_sha256(start.folder), folder.as_posix(), start.remote)
+def fetch_chosen(folder: Path, identity: str, remote: str | None, config: Config) -> None:
+    """Download the snapshot with this manifest's sha256, unless it lies in the folder as a whole.
+
+    Raises SnapshotError where no store has it.
+    """
+    with suppress(SnapshotError, OSError):
+        if manifest_sha256(folder) == identity:
+            check_snapshot(folder)
+            return
+    if remote is None:
+        raise SnapshotError(
+            f"{folder} is missing or damaged on this machine: copy it here, put it on a disk that "
+            "all machines share, or give hub.url."
+        )
+    newest = step_of(find(remote, config.hub.timeout_seconds).fetch(folder.parent).path)
+    prune(folder.parent, newest, config.snapshot.keep)
+
+
+def _same(folder: Path, identity: str) -> Start:
+    """The start of a process that sees the chosen snapshot. Raises SnapshotError for another."""
+    if manifest_sha256(folder) != identity:
+        what = f"{folder} differs from the snapshot of the main process"
+        raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
+    return Start(folder, read_state(folder), "")
 
 
 def _choose(config: Config, lock: RunLock) -> Start:

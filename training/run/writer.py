@@ -35,7 +35,7 @@ from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.curves import Curves
 from training.reporting.header import computed_on
-from training.reporting.report import Report
+from training.reporting.report import LOWER_RATE, Report
 from training.reporting.speed import EVALUATION, SNAPSHOT
 from training.run.records import BestSnapshot
 from training.run.uploading import hand_over
@@ -46,9 +46,6 @@ NO_ROOM = "Free some space and start the same command again."
 NO_GRADIENT = (
     "The loss of a step depends on every parameter that is trained: use it in each forward pass, "
     "where a layer is left out as x + 0 * layer(x); or name it in optim.freeze."
-)
-NO_NUMBERS = (
-    "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
 
 
@@ -201,7 +198,7 @@ class SnapshotWriter:
         self.written = None
         if error is None:
             return None
-        remedy = NO_NUMBERS if isinstance(error, NumberFault) else ""
+        remedy = LOWER_RATE if isinstance(error, NumberFault) else ""
         remedy = NO_ROOM if isinstance(error, OSError) and is_full(error) else remedy
         return TrainingStopped(f"{self._failure(error)} {remedy}".rstrip())
 

@@ -19,7 +19,7 @@ from store.attempt import Attempt
 from store.errors import StoreMoved, StoreUnreachable
 from store.fence import Fenced
 from training.run.run_dir import RunLock
-from training.run.start import Chosen
+from training.run.start import fetch_chosen
 
 STEP = '{"event": "train", "step": 1, "loss": 1.0}\n'
 BEGUN = '{"time": "2026-11-28T10:00:00Z", "event": "start", "step": 0, "text": "from scratch"}\n'
@@ -139,11 +139,9 @@ def test_a_machine_that_lacks_the_snapshot_says_what_to_do(finished_run, tmp_pat
     config = load_config([f"run.dir={tmp_path / 'own disk'}", key])
     identity = manifest_sha256(runs.snapshot(finished_run, 30))
     is_named = key.startswith("snapshot.resume")
-    place = key.partition("=")[2] if is_named else "step-00000030"
-    chosen = Chosen(identity, place, remote=None)
-    with pytest.raises(SnapshotError) as caught:
-        chosen.on_other_machine(config, fetches=True)
     root = Path("/nowhere") if is_named else tmp_path / "own disk" / "snapshots"
+    with pytest.raises(SnapshotError) as caught:
+        fetch_chosen(root / "step-00000030", identity, None, config)
     assert str(caught.value) == (
         f"{root / 'step-00000030'} is missing or damaged on this machine: copy it here, put it on "
         "a disk that all machines share, or give hub.url."

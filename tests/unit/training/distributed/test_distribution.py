@@ -377,21 +377,11 @@ def test_what_is_left_of_other_processes_is_refused_or_harmless(
 
 
 def test_a_process_that_nobody_launched_says_what_it_waits_for(launched, monkeypatch, capfd):
-    said = ""
-
-    def meet(_: timedelta) -> tuple[str, int, int]:
-        nonlocal said
-        while not said:  # until the test's timeout
-            said = capfd.readouterr().err
-        return "a store", 0, 2
-
     launched("accelerate_configs/ddp_cpu.yaml", 2)
     monkeypatch.setattr(processes, "launcher", lambda: None)
-    monkeypatch.setattr(processes, "fresh_store", meet)
-    monkeypatch.setattr(processes, "WAITING_SECONDS", 0.0)
     init_processes(TIMEOUT)
+    said = capfd.readouterr().err
     assert "waiting for all 2 processes, which WORLD_SIZE and RANK name." in said
-    assert "unset WORLD_SIZE, RANK and LOCAL_RANK." in said
 
 
 @pytest.fixture

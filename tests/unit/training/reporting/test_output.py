@@ -106,7 +106,7 @@ def test_control_characters_are_shown_and_secrets_are_not(capsys):
     console.say("a\x1b[2Jb\u202e\r")
     console.warn("https://u:p@h/x?t=1 is\x07 not there.")
     report = Report(console, tokens_per_step=1, last_snapshot=None)
-    report.sample(7, "\x1b]0;title\x07é\n\tb", "")
+    report.sample(7, "\x1b]0;title\x07é\n\tb")
     console.progress(1, 1.0, 1.0, 1.0, ["the Hub says \x1b[31mno"])
     say_error("error: \x9b31m")
     said, errors = capsys.readouterr()
