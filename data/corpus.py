@@ -32,7 +32,7 @@ from data.prepared import (
     read_info,
 )
 from data.progress import Progress
-from data.sources import Source, open_source
+from data.reading.rows import Source, open_source
 from data.subwords import SubwordTokenizer, load_tokenizer
 from data.token_file import TokenFile, TokenStream
 from data.tokenizer import CHARACTERS, Tokenizer

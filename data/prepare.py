@@ -26,7 +26,7 @@ from data.errors import BrokenText, DataError
 from data.messages import ChatError, Conversation, texts_in
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, save_info
 from data.progress import Progress
-from data.sources import Source
+from data.reading.rows import Source
 from data.subwords import tokenizer_of, train_bpe
 from data.token_file import NO_NUMBERS, TokenFile, TokenRows, write_tokens
 from data.tokenizer import (

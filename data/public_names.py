@@ -12,11 +12,9 @@ from pathlib import PurePath
 from typing import Any
 
 from common.printable import redact_urls
-from data.reading.formats import FORMATS, suffixes
+from data.reading.groups import is_hub_name
 
 URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-NAME_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
-"""`owner/name@revision`; a relative path of two names looks the same."""
 
 
 def public_name(source: str) -> str:
@@ -26,9 +24,7 @@ def public_name(source: str) -> str:
     """
     if URL.match(source):
         return redact_urls(source)
-    suffix, compression = suffixes(source)
-    is_path = NAME_ON_HUB.fullmatch(source) is None or suffix in FORMATS or compression != ""
-    return (PurePath(source).name or ".") if is_path else source
+    return source if is_hub_name(source) else _last_part(source)
 
 
 def public_resume(resume: str) -> str:

@@ -17,18 +17,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import httpx2
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractFileSystem
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers
 
 from common.failures import Failure, Refused, Unanswered, failure_of
-from common.printable import printable, redact_urls
+from common.printable import redact_urls
 from common.retries import Answer, with_retries
 from data.errors import DataError, TextUnreachable
-from data.reading.groups import HUB_URL, URL, DataFile
+from data.reading.groups import DataFile
 
 TIMEOUT_SECONDS = 20.0
 """How long a request waits for the next bytes."""
@@ -41,10 +38,6 @@ SHOWN_AFTER_SECONDS, SHOWN_EVERY_SECONDS = 5.0, 60.0
 OID = "oid:"
 """Prefix of the versions of Hub files. They belong to a commit, so they cannot change."""
 PARTIAL_CONTENT = 206
-CHANGED = (
-    "has changed since the run listed it. Restore it, or start another run on the files as they "
-    "are."
-)
 LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set HF_TOKEN."
 
 
@@ -102,10 +95,17 @@ class Access:
 
     def _read(self, file: DataFile, begin: int, end: int) -> bytes:
         if not file.is_remote:
-            return _from_disk(file, begin, end)
-        if not file.version.startswith(OID):
-            return _from_store(file, begin, end)
-        with self.get(file.url, of_hub=True, Range=f"bytes={begin}-{end - 1}") as response:
+            with open(file.path, "rb") as opened:
+                stat = os.fstat(opened.fileno())
+                _refuse_changed(file, {"size": stat.st_size, "mtime": stat.st_mtime})
+                opened.seek(begin)
+                return opened.read(end - begin)
+        if file.system is not None:
+            file.system.invalidate_cache(file.path)  # or it may answer with what it has listed
+            _refuse_changed(file, file.system.info(file.path))
+            return bytes(file.system.cat_file(file.path, start=begin, end=end))
+        # On the Hub: a commit cannot change.
+        with self.get(file.path, of_hub=True, Range=f"bytes={begin}-{end - 1}") as response:
             if response.status_code != PARTIAL_CONTENT:  # some caches send all of it
                 raise Unanswered("the answer is not the range of bytes that was requested")
             return response.read()
@@ -119,10 +119,11 @@ class Access:
 
         Raises DataError for such a failure, and TextUnreachable if nothing answers for too long.
         """
+        what = f"data.source={redact_urls(source)}"
 
         def ask() -> Answer:
             if self._closed.is_set():
-                raise TextUnreachable(f"the wait for data.source={redact_urls(source)} ended")
+                raise TextUnreachable(f"the wait for {what} ended")
             try:
                 return request()
             except DataError:
@@ -131,13 +132,11 @@ class Access:
                 raise failure_of(error) from error
 
         try:
-            return with_retries(ask, partial(self._wait, source))
+            return with_retries(ask, partial(self._wait, what))
         except Failure as failure:
-            what = f"data.source={redact_urls(source)}{subject}"
-            raise DataError(f"{what} {_sentence(source, failure)}") from failure
+            raise DataError(f"{what}{subject} {_sentence(failure)}") from failure
 
-    def _wait(self, source: str, failure: Failure, waited: float, delay: float) -> None:
-        what = f"data.source={redact_urls(source)}"
+    def _wait(self, what: str, failure: Failure, waited: float, delay: float) -> None:
         most, reason, remedy = self._most_seconds, str(failure), "Check the address and the network"
         if failure.retry_after is not None:
             reason += f", and the server asks for a delay of {failure.retry_after:,.0f} s"
@@ -178,31 +177,13 @@ class Access:
             self._warn(f"warning: data.source={source}: left out: {what}")
 
 
-def file_system(source: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a path or URL, and the path in it; `~` is the user's home."""
-    if not URL.match(source):
-        return LocalFileSystem(), LocalFileSystem._strip_protocol(source)
-    system, path = fsspec.core.url_to_fs(source)
-    return system, path
-
-
-def _from_disk(file: DataFile, begin: int, end: int) -> bytes:
-    """A range of a file of this machine. The version is compared before each is read."""
-    with open(file.url, "rb") as opened:
-        found = os.fstat(opened.fileno())
-        if version_of({"size": found.st_size, "mtime": found.st_mtime}) != file.version:
-            raise Refused(CHANGED)
-        opened.seek(begin)
-        return opened.read(end - begin)
-
-
-def _from_store(file: DataFile, begin: int, end: int) -> bytes:
-    """The same by fsspec."""
-    system, path = file_system(file.url)
-    system.invalidate_cache(path)  # otherwise it may answer with what it has listed
-    if version_of(system.info(path)) != file.version:
-        raise Refused(CHANGED)
-    return bytes(system.cat_file(path, start=begin, end=end))
+def _refuse_changed(file: DataFile, info: dict[str, Any]) -> None:
+    """Raise Refused if a file is not as it was listed."""
+    if version_of(info) != file.version:
+        raise Refused(
+            "has changed since the run listed it. Restore it, or start another run on the files "
+            "as they are."
+        )
 
 
 def version_of(info: dict[str, Any]) -> str:
@@ -214,34 +195,16 @@ def version_of(info: dict[str, Any]) -> str:
     return f"{info.get('size')}-{version}"
 
 
-def _sentence(source: str, failure: Failure) -> str:
+def _sentence(failure: Failure) -> str:
     """What a failure that lasts says of a file, after its name."""
     cause, status = failure.cause, failure.status
     if isinstance(cause, Refused):
         return str(cause)
-    is_url = URL.match(source) is not None
-    if isinstance(cause, OSError) and cause.filename is not None and not is_url:
-        return _sentence_here(cause, failure)
-    log_in = "" if is_url and not source.startswith(HUB_URL) else f" {LOG_IN}"
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
         return (
-            f"does not exist ({failure}): it was renamed or deleted, or is private. Check its "
-            f"name.{log_in}"
+            f"does not exist ({failure}). Check its name; a data set of the Hub is named "
+            f"owner/name. {LOG_IN}"
         )
     if status in (401, 403) or isinstance(cause, PermissionError):
-        remedy = log_in or " Check the credentials."
-        return f"is refused ({failure}).{remedy} The signature of a URL may have expired."
-    return f"cannot be read: {failure}. Check the address of the file, and the credentials."
-
-
-def _sentence_here(cause: OSError, failure: Failure) -> str:
-    """The same of a file of this machine."""
-    if not isinstance(cause, FileNotFoundError):
-        return f"cannot be read: {failure}. Check the path, and who may read it."
-    if Path(cause.filename).is_symlink():
-        link = printable(os.fsdecode(cause.filename))
-        return f"does not exist: the link {link} leads to no file. Restore the file or the link."
-    return (
-        "does not exist: there is no such file. Check the path. A data set of the Hub is named "
-        "owner/name."
-    )
+        return f"is refused ({failure}). Check the credentials and the signature of a URL. {LOG_IN}"
+    return f"cannot be read: {failure}. Check the path or the address, and the credentials."

@@ -13,9 +13,8 @@ from common.failures import Refused
 from common.shared_files import digest_of, make_once
 from data.errors import cache_error
 from data.progress import Progress
-from data.reading.access import OID, Access
-from data.reading.files import listed_files
-from data.reading.groups import HTTP, DataFile
+from data.reading.access import OID, Access, version_of
+from data.reading.groups import DataFile
 
 PIECE_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
@@ -31,7 +30,7 @@ def copy_files(
     """Copies of remote files. Raises OSError, and DataError if they cannot be read; both end all
     of `access`.
 
-    They are kept by their content, so another commit copies what has changed; one behind a URL is
+    They are kept by their version, so another commit copies what has changed; one behind a URL is
     kept by the URL.
     """
     progress.doing(f"fetching {source}", sum(file.size for file in files) or None)
@@ -44,29 +43,31 @@ def copy_files(
 
 
 def _copy(access: Access, source: str, progress: Progress, file: DataFile) -> DataFile:
-    is_pinned, name = file.version.startswith(OID), Path(file.name).name
-    key = digest_of(file.version if is_pinned else file.url + file.version, name)
+    name = Path(file.name).name
+    is_pinned = file.version.startswith(OID)
+    key = digest_of(file.version if is_pinned else source + file.path + file.version, name)
     target = access.cache_dir / "fetched" / key[:16] / name
 
     def make(folder: Path) -> None:
         with open(folder / name, "wb") as opened:
-            if HTTP.match(file.url) and not is_pinned:
-                _download(access, file.url, opened, progress)
-            else:
+            if file.version:
                 for begin in range(0, file.size, RANGE_BYTES):
                     content = access.read(source, file, begin, begin + RANGE_BYTES)
                     progress.done += opened.write(content)
+            else:  # a server may send no ranges
+                _download(access, file.path, opened, progress)
             opened.flush()
             os.fsync(opened.fileno())
 
     # The user may have removed one that could not be read from its folder.
     make_once(target.parent, make, target.exists)
-    (copied,) = listed_files(access, str(target))
-    return DataFile(copied.url, file.name, copied.size, copied.version)
+    stat = target.stat()
+    version = version_of({"size": stat.st_size, "mtime": stat.st_mtime})
+    return DataFile(str(target), file.name, stat.st_size, version)
 
 
 def _download(access: Access, url: str, opened: IO[bytes], progress: Progress) -> None:
-    """Download all of a URL, whose server may send no ranges. Raises DataError."""
+    """Download all of a URL. Raises DataError."""
 
     def attempt() -> None:
         opened.seek(0)
@@ -75,8 +76,10 @@ def _download(access: Access, url: str, opened: IO[bytes], progress: Progress) -
             expected = response.headers.get("Content-Length")
             progress.done, progress.total = 0, None if expected is None else int(expected)
             for piece in response.iter_raw(PIECE_BYTES):
-                if progress.done == 0:
-                    _refuse_page(url, piece)
+                begin = piece.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+                is_page = progress.done == 0 and begin.startswith(WEB_PAGE)
+                if is_page and not urlsplit(url).path.lower().endswith((".html", ".htm")):
+                    raise Refused("is a web page (HTML), not a text. The file has another URL.")
                 try:
                     progress.done += opened.write(piece)
                 except OSError as error:  # of the disk: those of the network are of other types
@@ -85,10 +88,3 @@ def _download(access: Access, url: str, opened: IO[bytes], progress: Progress) -
             raise Refused("cannot be read: the response is empty. Check the address.")
 
     access.until_answered(url, attempt)
-
-
-def _refuse_page(url: str, begin: bytes) -> None:
-    """Raise Refused if the response is a web page, and not the file itself."""
-    is_page = begin.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(WEB_PAGE)
-    if is_page and not urlsplit(url).path.lower().endswith((".html", ".htm", ".xhtml")):
-        raise Refused("is a web page (HTML), not a text. The file has another URL.")

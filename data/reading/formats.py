@@ -1,13 +1,21 @@
-"""Formats and compressions of files: what their names say, and their first bytes."""
+"""Formats and compressions of files, which the extensions of their names select.
+
+The module of a format has two functions, which take a table (data/reading/table.py):
+
+    groups(table)         the groups of rows of the file, none if it has no rows
+    rows(table, group)    the rows of a group in order, each with its number, from 1; a bad one is a
+                          BadRow. Raises an error of `UNREADABLE` if the rest cannot be decoded
+"""
 
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
 TEXT, LINES, CSV, PARQUET = "text", "lines", "csv", "parquet"
 FORMATS = {
@@ -16,11 +24,7 @@ FORMATS = {
     **dict.fromkeys((".csv", ".tsv"), CSV),
     ".parquet": PARQUET,
 }
-"""By file extension, the module of this package that reads the format, with the functions of
-`Format` in data/reading/table.py. A new format is a module and its line here."""
-BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""Raised by reading a broken compressed file."""
-HEAD_BYTES = 512
+"""By file extension, the module of this package. A new format is a module and its line here."""
 
 
 def _open_zstd(file: Any) -> Any:
@@ -36,9 +40,11 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".zst": _open_zstd,
 }
 """By file extension, what wraps an open binary file."""
-LFS_POINTER = b"version https://git-lfs"
-"""Begins the small text that a clone without Git LFS has in the place of a file."""
-LFS_REMEDY = "a Git LFS pointer. Fetch the file itself: git lfs pull"
+UNREADABLE = (
+    *(ValueError, NotImplementedError, RecursionError, csv.Error),  # the first two: pyarrow's too
+    *(OSError, EOFError, lzma.LZMAError, zlib.error),
+)
+"""Errors of the decoders for a broken file."""
 
 
 def suffixes(path: str) -> tuple[str, str]:
@@ -64,19 +70,3 @@ def is_data(path: str) -> bool:
     parts = path.split("/")
     is_hidden = any(part.startswith((".", "_")) for part in parts)
     return not is_hidden and format_of(parts[-1]) not in (None, TEXT)
-
-
-def decompressed(name: str, file: Any) -> IO[bytes]:
-    """An open file of bytes, decompressed according to its name."""
-    compression = suffixes(name)[1]
-    return COMPRESSIONS[compression](file) if compression else file
-
-
-def other_content(head: bytes) -> str | None:
-    """What the first bytes of a content are and what to do; None if they can be of a text."""
-    if head.startswith(LFS_POINTER):
-        return LFS_REMEDY
-    # NUL is a character of UTF-8, but no text has many: a tar archive, UTF-16, a torn copy do.
-    if head.count(0) * 4 > len(head):
-        return "NUL bytes for the most part. Unpack it, convert it to UTF-8, or copy it again"
-    return None

@@ -5,33 +5,45 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fsspec.spec import AbstractFileSystem
+
 from data.columns import TextColumn
-from data.reading.formats import suffixes
+from data.reading.formats import format_of, suffixes
 
 TRAIN = "train"
 """The split of a data set that is trained on."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-HUB_URL = "hf://"
 HTTP = re.compile(r"https?://", re.IGNORECASE)
+HUB_URL = "hf://datasets/"
+HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
+"""`owner/name@revision`; a relative path of two names looks the same."""
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether a source reads as a name on the Hub: not if it has the extension of a data file."""
+    name = HUB_NAME.fullmatch(source)
+    return name is not None and not (format_of(name["name"]) or suffixes(name["name"])[1])
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A file of a data set."""
 
-    url: str
-    """A path, or a URL; on the Hub with the commit."""
+    path: str
+    """In its file system; a URL on the Hub, with the commit, or of a server."""
     name: str
     """The name within the data set, which identifies its rows on every machine."""
     size: int
     """Bytes; 0 behind a URL that has not been downloaded."""
     version: str
-    """Changes when the content does: an id of the Hub, an etag, or size, time and inode."""
+    """Changes when the content does: an id of the Hub, an etag, or size and time."""
+    system: AbstractFileSystem | None = None
+    """The store that holds it; None on this machine, on the Hub and on a server."""
 
     @property
     def is_remote(self) -> bool:
         """Whether it is read over a network."""
-        return URL.match(self.url) is not None
+        return self.system is not None or HTTP.match(self.path) is not None
 
     @property
     def is_compressed(self) -> bool:

@@ -21,17 +21,18 @@ from common.shared_files import digest_of, keep, kept
 from data.errors import DataError
 from data.reading.access import OID, Access
 from data.reading.formats import is_data
-from data.reading.groups import DataFile
+from data.reading.groups import HUB_NAME, HUB_URL, DataFile
 
-NAME = re.compile(r"(?P<name>\w[\w.-]*(/[\w.-]+)?)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
-"""A data set; one split of its default configuration is read."""
-HF = re.compile(
-    r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)"
+FILES = re.compile(
+    rf"{HUB_URL}(?P<name>[\w.-]+/[\w.-]+)"
     r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"
 )
 """Some files of a data set, by path or pattern, in the notation of `huggingface_hub`."""
-UNUSED_OPTIONS = ("features", "keep_linebreaks", "sample_by")
-"""Options of a card that change no text here: it is read whole."""
+UNUSED_OPTIONS = {
+    *("name", "version", "description", "data_dir", "data_files"),
+    *("features", "keep_linebreaks", "sample_by"),
+}
+"""What a configuration says that changes no text here: it is read whole."""
 
 
 def hub_files(
@@ -42,11 +43,11 @@ def hub_files(
     Of a whole data set they are those of a `split`. The list of a commit is kept on the disk, so
     that a later start with this commit requests nothing. Raises DataError if there is none.
     """
-    named = NAME.fullmatch(source) or HF.fullmatch(source)
+    named = HUB_NAME.fullmatch(source) or FILES.fullmatch(source)
     if named is None:
         raise DataError(
             f"data.source={source} is not a name of the Hub: owner/name, owner/name@revision or "
-            "hf://datasets/owner/name@revision/folder/*.parquet."
+            f"{HUB_URL}owner/name@revision/folder/*.parquet."
         )
     name, api = named["name"], f"{constants.ENDPOINT}/api/datasets/{named['name']}"
     commit = revision or _commit(access, source, api, named["revision"] or "main")
@@ -54,7 +55,7 @@ def hub_files(
     content = kept(record)
     if content is None:
         tree = dict(_tree(access, source, f"{api}/tree/{commit}?recursive=true&expand=false"))
-        if "path" in named.re.groupindex:
+        if named.re is FILES:
             paths = _matching(named["path"] or "", [*tree])
         else:
             paths = _paths_of_split(access, source, name, commit, split)
@@ -70,9 +71,9 @@ def hub_files(
 def _commit(access: Access, source: str, api: str, revision: str) -> str:
     """The newest commit; without the Hub that of an earlier start. Raises DataError."""
     record = access.cache_dir / "hub" / digest_of(constants.ENDPOINT, source)
-    url = f"{api}/revision/{quote(revision, safe='')}"
     is_none = " is neither a file here nor a data set that can be read: on the Hub it"
     try:
+        url = f"{api}/revision/{quote(revision, safe='')}"
         commit = str(_ask(access, source, url, is_none)[0]["sha"])
     except DataError as error:
         if (earlier := kept(record)) is None:
@@ -119,20 +120,25 @@ def _matching(path: str, tree: list[str]) -> list[str]:
 def _paths_of_split(access: Access, source: str, name: str, commit: str, split: str) -> list[str]:
     """The files of a split of the default configuration, as `datasets` selects them."""
     config = access.until_answered(source, partial(_config, name, commit), ": its configuration")
-    of_hub = f"hf://datasets/{name}"
     if split not in config.data_files:
         raise DataError(
             f"data.source={source} has no split {split!r}. Its splits: "
             f"{', '.join(map(str, config.data_files))}. Set data.held_out_split to one of them, "
-            f"or name files of another split: data.source={of_hub}/test*.parquet"
+            f"or name files of another split: data.source={HUB_URL}{name}/test*.parquet"
         )
-    if options := _options(config):
+    usual = vars(type(config)())
+    options = [
+        f"{key}={value!r}"
+        for key, value in vars(config).items()
+        if key not in UNUSED_OPTIONS and value != usual.get(key)
+    ]
+    if options:
         raise DataError(
             f"data.source={source} is not read: its card reads the files with "
             f"{', '.join(options)}. Name the copy that the Hub converts to Parquet: data.source="
-            f"{of_hub}@refs/convert/parquet/default/{split}/*.parquet"
+            f"{HUB_URL}{name}@refs/convert/parquet/default/{split}/*.parquet"
         )
-    return [str(url).removeprefix(f"{of_hub}@{commit}/") for url in config.data_files[split]]
+    return [str(url).removeprefix(f"{HUB_URL}{name}@{commit}/") for url in config.data_files[split]]
 
 
 def _config(name: str, commit: str) -> Any:
@@ -143,16 +149,3 @@ def _config(name: str, commit: str) -> Any:
     if not config.data_files:  # rows that `datasets` has cached, as it cannot reach the Hub
         raise Unanswered("the Hub cannot be reached")
     return config
-
-
-def _options(config: Any) -> list[str]:
-    """What a card says of how files are read, which is ignored here."""
-    from datasets import BuilderConfig
-
-    usual = vars(type(config)())
-    ignored = {*UNUSED_OPTIONS, *vars(BuilderConfig())}
-    return [
-        f"{key}={value!r}"
-        for key, value in vars(config).items()
-        if key not in ignored and value != usual.get(key)
-    ]

@@ -12,15 +12,18 @@ from typing import Any
 
 from data.columns import DEFAULT_COLUMN
 from data.errors import BadRow
-from data.reading.formats import HEAD_BYTES, suffixes
+from data.reading.formats import suffixes
 from data.reading.groups import Group
-from data.reading.table import Row, Table
+from data.reading.table import HEAD_BYTES, Row, Table
 
 GROUP_BYTES = 16 << 20
 """The size of a group of a plain file."""
 SLACK_BYTES = 1 << 18
 """Bytes read beyond a group, for the end of its last line."""
-REMEDY = "Each row must be an object on a line of its own, or all rows one array of objects"
+REMEDY = (
+    "Each row must be an object on a line of its own, or all rows one array of objects in a file "
+    "whose name ends in .json"
+)
 
 
 def groups(table: Table) -> list[Group]:
@@ -31,17 +34,13 @@ def groups(table: Table) -> list[Group]:
 
 def rows(table: Table, group: Group) -> Iterator[Row]:
     """The rows of a group."""
-    if not table.is_whole(group):
+    if (group.begin, group.end) != (0, table.file.size):
         return _parsed(_lines_in(table, group), group)
     content = table.open()
-    if _begins_array(content.peek(HEAD_BYTES)):
+    if content.peek(HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         values = json.loads(content.read().decode("utf-8-sig", "surrogateescape"))
         return ((number, _row(value)) for number, value in enumerate(values, 1))
     return _parsed(content, group)
-
-
-def _begins_array(head: bytes) -> bool:
-    return head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def _parsed(lines: Iterable[bytes], group: Group) -> Iterator[Row]:
@@ -73,7 +72,5 @@ def _lines_in(table: Table, group: Group) -> Iterator[bytes]:
     content = table.open(group.end - group.begin + SLACK_BYTES, max(0, group.begin - 1))
     if group.begin:
         content.readline()  # with a newline before the group, its first line begins with it
-    elif _begins_array(content.peek(HEAD_BYTES)):
-        raise table.broken(f"{table.file.name} is an array. Give it a name that ends in .json.")
     while content.tell() < group.end and (line := content.readline()):
         yield line

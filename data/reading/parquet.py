@@ -6,16 +6,13 @@ Only the columns that are read are requested.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from common.printable import reason_of
-from data.errors import DataError
-from data.reading.formats import HEAD_BYTES, LFS_POINTER, LFS_REMEDY
 from data.reading.groups import Group
 from data.reading.table import FileRange, Row, Table
 
@@ -23,8 +20,6 @@ PART_BYTES = 32 << 20
 """Of an unopened file, a group has the row groups that begin in so many bytes."""
 FOOTERS_IN_MEMORY = 64
 ROWS_AT_ONCE = 1024
-TEXT_TYPES = ("string", "large_string", "string_view", "null")
-"""Arrow types of texts; the last one is that of a column in which no row has one."""
 JSON = "arrow.json"
 """The Arrow type in which `datasets` stores values of mixed types."""
 
@@ -46,14 +41,10 @@ def groups(table: Table) -> list[Group]:
 
 
 def rows(table: Table, group: Group) -> Iterator[Row]:
-    """The rows of a row group, or of those that begin in a part of the file.
-
-    Raises ValueError or OSError, of pyarrow and of the decoder, if one cannot be decoded.
-    """
+    """The rows of a row group, or of those that begin in a part of the file."""
     footer = _footer_of(table)
     types, leaves = _wanted(table)
-    restorers = {name: restorer_of(kind) for name, kind in types.items()}
-    nested = {name: restore for name, restore in restorers.items() if restore}
+    typed = {name: kind for name, kind in types.items() if not pa.types.is_string(kind)}
     number = 0
     for index in range(footer.num_row_groups) if group.rows is None else [group.index]:
         begin, end = _extent(footer.row_group(index), leaves)
@@ -70,42 +61,26 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
             ):
                 for values in batch.to_pylist():
                     number += 1
-                    for name, restore in nested.items():
-                        if values[name] is not None:
-                            values[name] = restore(values[name])
+                    for name, kind in typed.items():
+                        values[name] = restored(values[name], kind)
                     yield number, values
 
 
 @lru_cache(FOOTERS_IN_MEMORY)
 def _footer_of(table: Table) -> parquet.FileMetaData:
-    """The footer of a file. Raises BrokenText if it is not Parquet."""
-    try:
-        return parquet.read_metadata(FileRange(table))
-    except (pa.ArrowException, OSError) as error:
-        if table.read(0, HEAD_BYTES).startswith(LFS_POINTER):
-            raise table.broken(f"{table.file.name} is {LFS_REMEDY}.") from error
-        raise table.broken(
-            f"{table.file.name} cannot be read as Parquet: {reason_of(error)}. Copy it again, or "
-            "leave it out."
-        ) from error
+    return parquet.read_metadata(FileRange(table))
 
 
 def _wanted(table: Table) -> tuple[dict[str, pa.DataType], list[int]]:
     """The columns that are read with their types, and the numbers of their leaves.
 
-    Raises DataError if there are none, or none of texts.
+    Raises DataError if there are none.
     """
     schema = _footer_of(table).schema
     types = {field.name: field.type for field in schema.to_arrow_schema()}
     wanted = {name: types[name] for name in table.column.among(types)}
     if not wanted:
         raise table.column.missing(table.where, [*types])
-    for name, kind in wanted.items():
-        if table.column.of_texts and not _is_text(kind):
-            raise DataError(
-                f"data.text_column={name} of {table.where} holds {kind}, not text. Name another "
-                "column, or convert this one to text."
-            )
     paths = [schema.column(leaf).path for leaf in range(len(schema))]
     begins = tuple(f"{name}." for name in wanted)  # of nested values
     leaves = [leaf for leaf, path in enumerate(paths) if f"{path}.".startswith(begins)]
@@ -124,33 +99,19 @@ def _extent(row_group: parquet.RowGroupMetaData, leaves: list[int]) -> tuple[int
     return min(begins), max(begin + size for begin, size in zip(begins, sizes, strict=True))
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    of_values = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return str(of_values) in TEXT_TYPES
-
-
-def restorer_of(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes a value of a type as it was before all rows of a column got one type.
+def restored(value: Any, kind: pa.DataType) -> Any:
+    """A value of a type as it was before all rows of a column got one type.
 
     Where the calls of two tools have other arguments, each has those of the other as null: null
-    fields of structs are dropped, and JSON is decoded. None for a type whose values are as they
-    were.
+    fields of structs are dropped, and JSON is decoded.
     """
+    if value is None:
+        return None
     if getattr(kind, "extension_name", None) == JSON:
-        return json.loads
+        return json.loads(value)
     if pa.types.is_struct(kind):
-        fields = {field.name: restorer_of(field.type) for field in kind}
-        return partial(_restored_fields, fields)
+        fields = ((field.name, field.type) for field in kind)
+        return {name: restored(value[name], of) for name, of in fields if value[name] is not None}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        restore = restorer_of(kind.value_type)
-        return restore and partial(_restored_entries, restore)
-    return None
-
-
-def _restored_fields(fields: dict[str, Callable[[Any], Any] | None], value: dict) -> dict:
-    present = ((name, restore) for name, restore in fields.items() if value[name] is not None)
-    return {name: restore(value[name]) if restore else value[name] for name, restore in present}
-
-
-def _restored_entries(restore: Callable[[Any], Any], value: list) -> list:
-    return [None if entry is None else restore(entry) for entry in value]
+        return [restored(entry, kind.value_type) for entry in value]
+    return value

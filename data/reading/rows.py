@@ -1,4 +1,4 @@
-"""Lists the groups of rows of a source, and reads the documents of one, whatever their format."""
+"""The texts of a source, whatever its format: all rows in order, or those of one group."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
 from common.printable import reason_of, redact_urls
+from data.chunks import Part
 from data.columns import TextColumn
-from data.errors import BadRow, BrokenText, DataError, cache_error
+from data.errors import BrokenText, DataError, cache_error
 from data.progress import Progress
 from data.reading.access import Access
 from data.reading.copies import copy_files
-from data.reading.files import find_files, format_of_all
+from data.reading.files import find_files
+from data.reading.formats import COMPRESSIONS, FORMATS, TEXT, format_of
 from data.reading.groups import HTTP, TRAIN, DataFile, Group, Listing
-from data.reading.table import Table, reader_of
+from data.reading.table import Table
+from data.reading.text import text_parts
 
 SAMPLE_BYTES = 1 << 16
 """Both ends of a local file, and its size, identify its content."""
@@ -30,6 +35,63 @@ MOST_GROUP_BYTES = 4 << 30
 """The most text that is streamed at once; a table that is prepared is read row by row."""
 
 VALUES = attrgetter(*(field.name for field in fields(Group)))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that is prepared: it can be read any number of times, from files on this machine.
+
+    Parts have a few MB at most if the format permits, so that a text of any size is read in bounded
+    memory. Every document ends with a newline: one is added if it is missing. Only a text of one
+    single text file is not changed at all.
+    """
+
+    listing: Listing
+    access: Access
+
+    @property
+    def name(self) -> str:
+        """The name, without the secrets of a URL."""
+        return self.listing.name
+
+    @property
+    def key(self) -> str:
+        """The cache key of the prepared text; it changes whenever the text may have changed."""
+        versions = [file.version for file in self.listing.files]
+        facts = json.dumps([self.listing.fingerprint, repr(self.listing.column), versions])
+        return hashlib.sha256(facts.encode()).hexdigest()
+
+    def read(self) -> Iterator[Part]:
+        """Its documents. Raises DataError if there are none, or if one cannot be read."""
+        if self.listing.format == TEXT and self.listing.column.of_texts:
+            return text_parts(list(tables_of(self.listing, self.access)))
+        return ((text, True) for _, text in self.rows())
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Every row with a text: its place for messages, and the text. Raises DataError."""
+        is_empty = True
+        for table in tables_of(self.listing, self.access):
+            # Without a byte there is no group: Parquet is damaged then, others have no row.
+            for group in table.whole() or _groups_of(table):
+                for row, text in table.documents(group):
+                    is_empty = False
+                    yield table.place(group, row), text
+        if is_empty:
+            raise BrokenText(f"data.source={self.name} is empty: no row has a text.")
+
+
+def open_source(
+    source: str, column: TextColumn, cache_dir: Path, progress: Progress | None = None
+) -> Source:
+    """The text that `data.source` names, see `list_source`, to be prepared.
+
+    Files that are not on this machine are copied to `cache_dir` once. Raises DataError if there is
+    no such text.
+    """
+    progress = progress or Progress()
+    with closing(Access(cache_dir, progress.say)) as access, access.at_start():
+        listing = _identified(_list_files(source, column, access, progress, copies=True), access)
+    return Source(listing, Access(cache_dir))  # the other one is closed: all files are here
 
 
 def list_source(
@@ -52,17 +114,17 @@ def list_source(
     for longer than a start waits.
     """
     with access.at_start(), Progress(access.say) as progress:
-        listing = list_files(source, TextColumn(text_column), access, progress, revision, split)
+        listing = _list_files(source, TextColumn(text_column), access, progress, revision, split)
         with ThreadPoolExecutor(READERS) as pool:
-            groups_in = partial(groups_of, skip_broken=skip_broken)
+            groups_in = partial(_groups_of, skip_broken=skip_broken)
             listed = pool.map(groups_in, tables_of(listing, access))
             groups = tuple(group for found in listed for group in found)
         if not groups:
             raise DataError(f"data.source={listing.name} is empty: it has no rows.")
-        return identified(replace(listing, groups=groups), access)
+        return _identified(replace(listing, groups=groups), access)
 
 
-def list_files(
+def _list_files(
     source: str,
     column: TextColumn,
     access: Access,
@@ -71,37 +133,43 @@ def list_files(
     split: str = TRAIN,
     copies: bool = False,
 ) -> Listing:
-    """The files of a source, see `list_source`, without groups and fingerprint.
-
-    With `copies` all files are on this machine.
-    """
+    """The files of a source, without groups and fingerprint; with `copies` all on this machine."""
     name = redact_urls(source)
     progress.doing(f"listing {name}")
     try:
         commit, files = find_files(access, source, revision, split)
-        kind = format_of_all(name, files)
+        kinds = {format_of(file.name) or TEXT for file in files}
+        if len(kinds) != 1:
+            tables = [end for end, kind in FORMATS.items() if kind != TEXT]
+            raise DataError(
+                f"data.source={name} {'mixes formats' if files else 'names no file'}. Name files "
+                f"of one format; of a folder the tables are read "
+                f"({', '.join([*tables, *COMPRESSIONS])}), and texts are named by a pattern such "
+                "as *.txt."
+            )
         if HTTP.match(source) or (copies and any(file.is_remote for file in files)):
             files = copy_files(access, name, files, progress)
     except OSError as error:
         raise cache_error(access.cache_dir, error) from error
-    return Listing(name, commit, kind, column, tuple(files), (), "")
+    return Listing(name, commit, kinds.pop(), column, tuple(files), (), "")
 
 
 def tables_of(listing: Listing, access: Access) -> Iterator[Table]:
     """The files of a listing, to be read."""
     unopened = sum(file.is_remote for file in listing.files) > FEW_FILES
     for number, file in enumerate(listing.files):
-        yield Table(access, listing.name, listing.column, file, number, unopened=unopened)
+        yield Table(access, listing.name, listing.column, file, number, unopened)
 
 
-def groups_of(table: Table, skip_broken: bool = False) -> list[Group]:
+def _groups_of(table: Table, skip_broken: bool = False) -> list[Group]:
     """The groups of rows of a file. Raises DataError if it lacks the column, or is damaged.
 
     With `skip_broken` a damaged one has none, with a warning.
     """
     try:
         with table.decoding():
-            return reader_of(table.file).groups(table)
+            groups: list[Group] = table.reader.groups(table)
+            return groups
     except BrokenText as error:
         if not skip_broken:
             raise
@@ -109,18 +177,18 @@ def groups_of(table: Table, skip_broken: bool = False) -> list[Group]:
         return []
 
 
-def identified(listing: Listing, access: Access) -> Listing:
+def _identified(listing: Listing, access: Access) -> Listing:
     """A listing with its fingerprint: without paths and times, which differ between machines."""
     digest = hashlib.sha256(json.dumps([listing.format, listing.column.name]).encode())
     for file in listing.files:
-        content = content_of(access, listing.name, file)
+        content = _content_of(access, listing.name, file)
         digest.update(json.dumps([content, file.name, file.size]).encode())
     for group in listing.groups:
         digest.update(repr(VALUES(group)).encode())
     return replace(listing, fingerprint=digest.hexdigest())
 
 
-def content_of(access: Access, source: str, file: DataFile) -> str:
+def _content_of(access: Access, source: str, file: DataFile) -> str:
     """What identifies the content of a file on every machine."""
     if file.is_remote:
         return file.version
@@ -128,43 +196,6 @@ def content_of(access: Access, source: str, file: DataFile) -> str:
     if file.size > SAMPLE_BYTES:
         end = access.read(source, file, file.size - SAMPLE_BYTES, file.size)
     return hashlib.sha256(begin + end).hexdigest()
-
-
-def documents(
-    table: Table, group: Group, left_out: list[str] | None = None
-) -> Iterator[tuple[int, str]]:
-    """The number and the text of each row of a group that has one, with a final newline.
-
-    All texts of tables are read here. Raises BrokenText for a bad row, or adds it to `left_out`, if
-    that is given, and if the rest of the group cannot be decoded. Raises DataError if no row of the
-    first group of a file has the column; rows of a later one may have no text.
-    """
-    number, has_column = 0, False
-    names: dict[str, None] = {}
-
-    def place() -> str:
-        return f"the part after {table.place(group, number)}" if number else table.place(group)
-
-    with table.decoding(place):
-        for number, values in reader_of(table.file).rows(table, group):
-            try:
-                if isinstance(values, BadRow):
-                    raise values
-                text = table.column.document(values)
-            except BadRow as error:
-                row = table.place(group, number)
-                if left_out is None:
-                    reason = f"{reason_of(error)}. {error.remedy}"
-                    raise table.broken(f"{row} cannot be read: {reason}.") from error
-                left_out.append(f"{row} ({reason_of(error)})")
-                continue
-            if not has_column:
-                has_column = bool(table.column.among(values))
-                names |= dict.fromkeys(values)
-            if text:
-                yield number, text
-    if names and not has_column and group.index == 0:
-        raise table.column.missing(table.where, list(names))
 
 
 def read_group(
@@ -177,8 +208,7 @@ def read_group(
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
-    file = listing.files[group.file]
-    table = Table(access, listing.name, listing.column, file, group.file)
+    table = Table(access, listing.name, listing.column, listing.files[group.file], group.file)
     if group.bytes > MOST_GROUP_BYTES:
         raise DataError(
             f"data.source={listing.name}: {table.place(group)} has more than "
@@ -187,7 +217,7 @@ def read_group(
         )
     left_out: list[str] = []
     try:
-        texts = [text for _, text in documents(table, group, left_out if skip_broken else None)]
+        texts = [text for _, text in table.documents(group, left_out if skip_broken else None)]
     except BrokenText as error:
         if not skip_broken:
             remedy = "data.skip_broken=true leaves out what is broken."

@@ -6,13 +6,12 @@ records after the header, of Parquet the rows of the file.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
 from fsspec.spec import AbstractBufferedFile
 
@@ -20,52 +19,20 @@ from common.printable import reason_of
 from data.columns import TextColumn
 from data.errors import BadRow, BrokenText, DataError
 from data.reading.access import Access
-from data.reading.formats import (
-    BROKEN_COMPRESSION,
-    HEAD_BYTES,
-    PARQUET,
-    TEXT,
-    decompressed,
-    format_of,
-    other_content,
-)
+from data.reading.formats import COMPRESSIONS, PARQUET, TEXT, UNREADABLE, format_of, suffixes
 from data.reading.groups import HTTP, DataFile, Group
 
 AHEAD_BYTES = 32 << 20
 """What is requested at once of a file that is read from its beginning to its end."""
 PIECE_BYTES = 1 << 20
+HEAD_BYTES = 512
+LFS_POINTER = b"version https://git-lfs"
+"""Begins the small text that a clone without Git LFS has in the place of a file."""
 PACKED_RATIO = 3
 """About how much larger a compressed text is in memory."""
-UNREADABLE = (ValueError, NotImplementedError, RecursionError, csv.Error, *BROKEN_COMPRESSION)
-"""Errors of the decoders for a broken file; the first two are bases of those of pyarrow."""
 Row = tuple[int, Mapping[str, Any] | BadRow]
-"""The number of a row, and its values by column, as `json`, `csv` and pyarrow return them.
-
-A person counts so: from 1 in its group, and for JSON lines blank lines, too.
-"""
-
-
-class Format(Protocol):
-    """What the module of a format provides."""
-
-    def groups(self, table: Table) -> list[Group]:
-        """The groups of rows of a file, none if it has no rows."""
-
-    def rows(self, table: Table, group: Group) -> Iterator[Row]:
-        """The rows of a group in their order; a bad one as its error. Parquet has only the columns
-        that are read. The group may be `table.whole()`.
-
-        Raises DataError if the file lacks the column; ValueError, OSError or another of UNREADABLE
-        if the rest of the group cannot be decoded.
-        """
-
-
-def reader_of(file: DataFile) -> Format:
-    """The module that reads a file, imported on first use: pyarrow takes a second.
-
-    A file with an unknown extension is a text.
-    """
-    return cast("Format", import_module(f"data.reading.{format_of(file.name) or TEXT}"))
+"""The number of a row in its group, and its values by column, as `json`, `csv` and pyarrow return
+them; Parquet has only the columns that are read."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +51,55 @@ class Table:
     each would take longer than the start, and meet the rate limit of the Hub."""
 
     @property
+    def reader(self) -> Any:
+        """The module of its format, imported on first use: pyarrow takes a second.
+
+        A file with an unknown extension is a text.
+        """
+        return import_module(f"data.reading.{format_of(self.file.name) or TEXT}")
+
+    @property
     def where(self) -> str:
         """The file and its source, for messages."""
         source, name = self.source, self.file.name
         return source if source.endswith(name) else f"{source}, {name}"
+
+    def documents(
+        self, group: Group, left_out: list[str] | None = None
+    ) -> Iterator[tuple[int, str]]:
+        """The number and the text of each row of a group that has one, with a final newline.
+
+        All texts of tables are read here. Raises BrokenText for a bad row, or adds it to
+        `left_out`, if that is given, and if the rest of the group cannot be decoded. Raises
+        DataError if no row of the first group of a file has the column; rows of a later one may
+        have no text.
+        """
+        number, has_column = 0, False
+        names: dict[str, None] = {}
+
+        def place() -> str:
+            return f"the part after {self.place(group, number)}" if number else self.place(group)
+
+        with self.decoding(place):
+            for number, values in self.reader.rows(self, group):
+                try:
+                    if isinstance(values, BadRow):
+                        raise values
+                    text = self.column.document(values)
+                except BadRow as error:
+                    row = self.place(group, number)
+                    if left_out is None:
+                        reason = f"{reason_of(error)}. {error.remedy}"
+                        raise self.broken(f"{row} cannot be read: {reason}.") from error
+                    left_out.append(f"{row} ({reason_of(error)})")
+                    continue
+                if not has_column:
+                    has_column = bool(self.column.among(values))
+                    names |= dict.fromkeys(values)
+                if text:
+                    yield number, text
+        if names and not has_column and group.index == 0:
+            raise self.column.missing(self.where, list(names))
 
     def read(self, begin: int, end: int) -> bytes:
         """Bytes of the file. Raises as `Access.read`."""
@@ -99,12 +111,18 @@ class Table:
         Raises BrokenText if it begins as no text does, OSError or EOFError if it is not compressed
         as its name says.
         """
-        raw = FileRange(self, ahead)
+        raw: Any = FileRange(self, ahead)
         raw.seek(begin)
-        content: Any = decompressed(self.file.name, raw)
+        compression = suffixes(self.file.name)[1]
+        content = COMPRESSIONS[compression](raw) if compression else raw
         opened = io.BufferedReader(content, PIECE_BYTES)
-        if what := other_content(opened.peek(HEAD_BYTES)[:HEAD_BYTES]):
-            raise self.broken(f"{self.file.name} is {what}.")
+        head = opened.peek(HEAD_BYTES)[:HEAD_BYTES]
+        # NUL is a character of UTF-8, but no text has many: a tar archive, UTF-16, a torn copy do.
+        if head.startswith(LFS_POINTER) or head.count(0) * 4 > len(head):
+            raise self.broken(
+                f"{self.file.name} is a Git LFS pointer, UTF-16 or binary. Fetch it with `git lfs "
+                "pull`, convert it to UTF-8, or unpack it."
+            )
         return opened
 
     def whole(self) -> list[Group]:
@@ -121,19 +139,15 @@ class Table:
             parts.append(Group(self.number, index, None, None, begin, end, (end - begin) * ratio))
         return parts
 
-    def is_whole(self, group: Group) -> bool:
-        """Whether a group is all of the file."""
-        return (group.begin, group.end) == (0, self.file.size)
-
     def place(self, group: Group, row: int = 0) -> str:
         """Row `row` of a group as a person finds it in its file; without one all of its rows."""
-        name, first = self.file.name, group.first_row
-        if row:
-            is_counted = first is not None or not group.begin  # nobody counts those before a part
-            from_there = "" if is_counted else f" from byte {group.begin:,} on"
-            return f"row {(first or 0) + row:,} of {name}{from_there}"
-        is_whole = self.is_whole(group)
-        return name if is_whole else f"the part of {name} from byte {group.begin:,} on"
+        name = self.file.name
+        part = f"{name} from byte {group.begin:,} on" if group.begin else name
+        if not row:
+            return part
+        if group.first_row is None:  # nobody counts the lines before a part
+            return f"row {row:,} of {part}"
+        return f"row {group.first_row + row:,} of {name}"
 
     @contextmanager
     def decoding(self, place: Callable[[], str] | None = None) -> Iterator[None]:
@@ -145,14 +159,14 @@ class Table:
         except UNREADABLE as error:
             what = self.file.name if place is None else place()
             raise self.broken(
-                f"{what} cannot be read: {reason_of(error)}. It is damaged, incomplete or not what "
-                "its name says: copy it again, or leave it out."
+                f"{what} cannot be read: {reason_of(error)}. It is damaged, incomplete, a Git LFS "
+                "pointer or not what its name says: copy it again, or leave it out."
             ) from error
 
     def broken(self, sentence: str) -> BrokenText:
         """The error for the file that is read."""
         if HTTP.match(self.source):
-            sentence += f" It was downloaded to {self.file.url}: remove that to download it again."
+            sentence += f" It was downloaded to {self.file.path}: remove that to download it again."
         return BrokenText(f"data.source={self.source}: {sentence}")
 
 

@@ -213,7 +213,7 @@ def in_order_of_hashes(listing: Listing) -> NDArray[np.int64]:
 
 def _contents(listing: Listing) -> list[tuple[str, int]]:
     """What identifies each group on this machine, whatever the name of its file."""
-    files = [os.path.realpath(file.url) for file in listing.files]
+    files = [os.path.realpath(file.path) for file in listing.files]
     return [(files[group.file], group.index) for group in listing.groups]
 
 

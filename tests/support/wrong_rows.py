@@ -12,8 +12,7 @@ from pyarrow import parquet
 from data.columns import TextColumn
 from data.errors import DataError
 from data.reading.access import Access
-from data.reading.rows import list_source, read_group
-from data.sources import open_source
+from data.reading.rows import list_source, open_source, read_group
 
 READERS = ("prepared", "streamed")
 
@@ -82,17 +81,21 @@ WRONG = [
         b"text,n\na,1\nhello, world,2\n",
         "row 2 of a.csv .* 3 fields, and the header 2.*Quo",
     ),
-    ("a.csv", b'text,n\na,1\n"b"c,2\n', "row 2 of a.csv .* quotes"),
-    ("a.csv", b'text,n\na,1\n"b,2\n', "row 2 of a.csv .* quotes"),
+    (
+        "a.csv",
+        b'text,n\na,1\n"b"c,2\n',
+        "the part after row 1 of a.csv cannot be read: ',' expected",
+    ),
+    ("a.csv", b'text,n\na,1\n"b,2\n', "the part after row 1 of a.csv .*: unexpected end of data"),
     ("a.csv", "text,n\na,1\ncafé,3\n".encode("latin-1"), r"row 2 .* byte 0xe9\. Convert the file"),
     ("a.csv", b'"text"x,n\na,1\n', "a.csv cannot be read: ',' expected"),
     ("a.csv", b"n;text\n1;a\n", r"text is not a column .* Its columns: n;text\."),
     # Parquet.
-    ("a.parquet", table(1, 2), "a.parquet holds int64, not text"),
-    ("a.parquet", table([{"role": "user"}]), "a.parquet holds list<.*, not text"),
+    ("a.parquet", table(1, 2), "row 1 of a.parquet .* holds int, not text"),
+    ("a.parquet", table([{"role": "user"}]), "row 1 of a.parquet .* holds list, not text"),
     ("a.parquet", packed(pa.table({"body": ["a"]})), "text is not a column .* Its columns: body"),
-    ("a.parquet", table("a")[:-9], "a.parquet cannot be read as Parquet"),
-    ("a.parquet", b"PAR1 and no more", "a.parquet cannot be read as Parquet"),
+    ("a.parquet", table("a")[:-9], "a.parquet cannot be read: "),
+    ("a.parquet", b"PAR1 and no more", "a.parquet cannot be read: .* Git LFS pointer"),
     ("a.parquet", without_utf8(), "a.parquet.* cannot be read: 'utf-8'"),
     ("a.parquet", with_a_damaged_page(), "a.parquet.* cannot be read: "),
     # Compressed.

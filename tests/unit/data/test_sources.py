@@ -19,7 +19,7 @@ import data.prepare
 import data.reading.table
 from data.columns import TextColumn
 from data.errors import DataError
-from data.sources import open_source
+from data.reading.rows import open_source
 
 TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird \0 line without an end"
 ROWS = ["the first row", 'second, with "quotes"\n', "日本 and\ntwo lines", "last of four", "007"]
@@ -158,19 +158,19 @@ def test_each_row_of_a_table_that_has_text_is_a_document(prepare, text_of, tmp_p
     [
         (
             "missing.JSONL",
-            r"there is no such file\. Check the path\. A data set of the Hub is",
+            r"does not exist .*a data set of the Hub is named owner/name",
         ),
         ("not a name of anything", "does not exist"),
         ("nobody/has-this", "neither a file here nor a data set"),
         ("~nobody-has-this-name/x.txt", "does not exist"),
         ("*.nothing", "names no file"),
-        ("hf://a/model.parquet", "is not a name of the Hub: owner/name, owner/name@revision"),
+        ("hf://datasets/a", "is not a name of the Hub: owner/name, owner/name@revision"),
         ("/dev/null/a.txt", "cannot be read: .*Not a directory"),
         ("\udcff.txt", "does not exist"),
         ("/dev/zero", "names no file"),  # it would be read for ever
         ("?.txt", "names no file"),
-        ("*.md", r"does not exist: the link \S+/a\.md leads to no file"),
-        ("links", r"does not exist: the link \S+/links/a\.jsonl leads to no file"),
+        ("*.md", r"does not exist .*/a\.md"),
+        ("links", r"does not exist .*/links/a\.jsonl"),
         ("folder", r"texts are named by a pattern such as \*\.txt"),
         ("mixed/*", "mixes formats"),
     ],
@@ -184,9 +184,7 @@ def test_what_is_not_there_or_no_file_is_told(complaint, tmp_path, monkeypatch, 
         put(tmp_path / name, TEXT)
     (tmp_path / "links/a.jsonl").symlink_to(tmp_path / "gone.jsonl")
 
-    sentence = complaint(source)
-    assert re.search(reason, sentence)
-    assert "hf auth login" not in sentence
+    assert re.search(reason, complaint(source))
 
 
 # What is no text.
@@ -199,18 +197,24 @@ def tar():
     return content.getvalue()
 
 
-NUL, NAME = "NUL bytes for the most part. Unpack it", "not UTF-8: byte .* give it a name that says"
+BINARY, NAME = (
+    "is a Git LFS pointer, UTF-16 or binary. Fetch",
+    "not UTF-8: byte .* give it a name that says",
+)
 CONTENTS = {
     "jsonl": (b"PK\x03\x04" + bytes(range(256)), "it is not JSON"),
-    "tar.gz": (gzip.compress(tar()), NUL),
-    "hole": (bytes(5000) + TEXT.encode(), NUL),
+    "tar.gz": (gzip.compress(tar()), BINARY),
+    "hole": (bytes(5000) + TEXT.encode(), BINARY),
     "zst.txt": (COMPRESS["zst"](TEXT.encode()), NAME),
     "txt": (gzip.compress(TEXT.encode()), NAME),
-    "md": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer. .*git lfs pull"),
-    "parquet": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer. .*lfs pull"),
-    "data": (b"PAR1" + bytes(99), NUL),
-    "2.txt": (b"\xfe\xff" + TEXT.encode("utf-16-be"), NUL),
-    "5.txt": ("a plain text".encode("utf-32-be"), NUL),
+    "md": (b"version https://git-lfs.github.com/spec/v1\n", BINARY),
+    "parquet": (
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "cannot be read: Parquet .*, a Git LFS pointer",
+    ),
+    "data": (b"PAR1" + bytes(99), BINARY),
+    "2.txt": (b"\xfe\xff" + TEXT.encode("utf-16-be"), BINARY),
+    "5.txt": ("a plain text".encode("utf-32-be"), BINARY),
 }
 
 
@@ -236,7 +240,7 @@ def test_a_source_without_text_is_called_empty(complaint, tmp_path, name):
 def test_a_table_of_parquet_without_a_byte_is_damaged(complaint, tmp_path):
     put(tmp_path / "data/a.parquet", table("a.parquet", ROWS))
     put(tmp_path / "data/b.parquet", "")
-    assert "b.parquet cannot be read as Parquet" in complaint(tmp_path / "data")
+    assert "b.parquet cannot be read: Parquet file size is 0" in complaint(tmp_path / "data")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from data.reading.access import Access
 from data.reading.formats import FORMATS
 from data.reading.groups import DataFile
 from data.reading.rows import list_source, read_group
-from data.reading.table import reader_of
+from data.reading.table import Table
 from stream_data import ROWS, TEXTS, lines_of, write_parquet
 
 
@@ -111,7 +111,8 @@ def test_a_text_file_is_one_document(tmp_path):
 @pytest.mark.parametrize("name", sorted({*FORMATS.values()}))
 def test_every_format_is_a_module_with_its_functions(name):
     suffix = next(suffix for suffix, kind in FORMATS.items() if kind == name)
-    reader = reader_of(DataFile(f"a{suffix}", f"a{suffix}", 1, ""))
+    file = DataFile(f"a{suffix}", f"a{suffix}", 1, "")
+    reader = Table(None, "a", None, file).reader
     assert reader.__name__ == f"data.reading.{name}"
     assert all(map(callable, (reader.groups, reader.rows)))
 

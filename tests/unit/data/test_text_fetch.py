@@ -13,8 +13,7 @@ import texts
 from data.columns import TextColumn
 from data.errors import DataError, TextUnreachable
 from data.reading.access import Access
-from data.reading.rows import list_source, read_group
-from data.sources import open_source
+from data.reading.rows import list_source, open_source, read_group
 from loopback_texts import serving
 from texts import prepare
 
@@ -47,7 +46,7 @@ def files_in(cache):
 def fetched(url, cache):
     """The copy of a URL."""
     (file,) = open_source(url, TextColumn("text"), cache).listing.files
-    return Path(file.url)
+    return Path(file.path)
 
 
 def test_processes_that_share_a_folder_fetch_a_text_once(served, tmp_path):

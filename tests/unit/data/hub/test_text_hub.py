@@ -15,7 +15,7 @@ from data.columns import TextColumn
 from data.errors import DataError, TextUnreachable
 from data.progress import Progress
 from data.reading import access as reading
-from data.sources import open_source
+from data.reading.rows import open_source
 from hubs import lead_here
 from loopback_hub import LoopbackHub
 from stream_data import DATASET, ROWS, parquet_of, publish_dataset
