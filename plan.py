@@ -37,7 +37,6 @@ from planning.fits import (
     COMMUNICATOR,
     CONTEXT,
     GIB,
-    HOST,
     SLACK,
     Fit,
     advise,
@@ -198,7 +197,7 @@ def table(fits: list[Fit]) -> str:
     heads += ["peak", "+ outside", "", "largest micro-batch", "accelerate_configs/"]
     lines = [heads]
     for row in fits:
-        sizes = [size for kind, size in row.kinds.items() if kind != HOST]
+        sizes = row.kinds.values()
         lines.append(
             [
                 row.strategy.name,

@@ -148,7 +148,7 @@ ITEMS = (
     *map(_sweep, MICRO_BATCHES),
     *(_large(name, kind) for name in ("gpt2_large", "gpt2_xl") for kind in (False, True)),
     Item("snapshots", "snapshots", 240, rows_of("gpu_runs", "snapshot_rows")),
-    *(_large("gpt2_large", way) for way in ("selective", "offload")),
+    _large("gpt2_large", "selective"),
     _other("documents by a mask", "gpt2", documents=True),
     _other("fp16", "gpt2", precision="fp16"),
     _other("float32", "gpt2", precision="no"),

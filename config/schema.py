@@ -98,7 +98,7 @@ class ModelConfig:
     activation_function: str = "gelu_new"
     """GPT-2: gelu_new (its own) or gelu (exact, and much faster on a CPU)."""
     activation_checkpointing: bool | str = False
-    """Recompute blocks: true; selective: all but products; offload: their inputs in CPU memory."""
+    """Recompute blocks: true; selective: all but products."""
     lora_rank: int | None = number(None, 1, 65_536)
     """Freeze model.pretrained and train LoRA adapters of this rank; null: train the model."""
     lora_alpha: int | None = number(None, 1, 65_536)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -20,8 +19,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-SELECTIVE, OFFLOAD = "selective", "offload"
-WAYS: tuple[bool | str, ...] = (False, True, SELECTIVE, OFFLOAD)
+SELECTIVE = "selective"
+WAYS: tuple[bool | str, ...] = (False, True, SELECTIVE)
 """The values of `model.activation_checkpointing`."""
 Recompute = Callable[..., Any]
 """Computes block(x, *context) and keeps less of it. x (B, T, C) is the block's input."""
@@ -38,8 +37,6 @@ them: its scores would need T times T numbers for each head."""
 
 def around_block(way: bool | str) -> Recompute | None:
     """How a model calls its blocks in training; None for a plain call."""
-    if way == OFFLOAD:
-        return _offloaded
     return _whole if way is True else None
 
 
@@ -70,11 +67,3 @@ def _selective(kept: tuple[str, ...], block: Recompute, x: Any, *context: Any) -
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     return checkpoint(block, x, *context, use_reentrant=False, context_fn=contexts)
-
-
-def _offloaded(block: Recompute, x: Any, *context: Any) -> Any:
-    """Keep the block's input in the memory of the CPU."""
-    kind = x.device.type
-    # What all blocks share, such as a mask, is no argument, or each would have a copy there.
-    with save_on_cpu(pin_memory=kind != "cpu", device_type=kind):
-        return checkpoint(lambda hidden: block(hidden, *context), x, use_reentrant=False)

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "host")
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """`activations` are all tensors without another kind, temporaries included; `buffers` are copies
-for communication between processes, such as FSDP's gathered blocks; `host` are activations in the
-CPU's memory, of a plan for GPUs."""
+for communication between processes, such as FSDP's gathered blocks."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""

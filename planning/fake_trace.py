@@ -33,7 +33,7 @@ from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, keep_frozen
 from planning.allocation_log import LiveBytes
-from planning.kernels import cuda_kernels, few_chunks, offloading, without_moving
+from planning.kernels import cuda_kernels, few_chunks, without_moving
 from training.distributed.accelerator import set_communication, sums_in_float32
 from training.step import freeze, make_optimizer
 
@@ -105,7 +105,6 @@ def traced_update(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     kernels.enter_context(few_chunks())
     if shape.device == "cuda":
         kernels.enter_context(cuda_kernels())
-        kernels.enter_context(offloading(lambda copy: tracker.mark([copy], "host")))
     with (
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),

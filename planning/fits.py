@@ -11,7 +11,6 @@ import torch
 
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
-from model.recompute import OFFLOAD
 from planning.allocation_log import KINDS
 from planning.estimate import MemoryEstimate
 from planning.fake_trace import DTYPES, Shape
@@ -19,8 +18,6 @@ from planning.fake_trace import DTYPES, Shape
 GIB = 2**30
 OFFLOADED = ("parameters", "gradients", "optimizer")
 """The kinds of tensors that offloading moves to the CPU's memory."""
-HOST = "host"
-"""The kind that is always there: inputs of blocks, by model.activation_checkpointing=offload."""
 MOST_SEQUENCES = 4096
 """A larger micro-batch has no advantage."""
 MULTIPROCESSORS = 188
@@ -68,7 +65,7 @@ class Strategy:
     @property
     def elsewhere(self) -> tuple[str, ...]:
         """The kinds of tensors in the machine's memory."""
-        return (*OFFLOADED, HOST) if self.offload else (HOST,)
+        return OFFLOADED if self.offload else ()
 
     def outside(self, sequences: int) -> float:
         """Bytes of memory other than traced tensors: an estimate."""
@@ -230,10 +227,8 @@ def advise(
                 f"most {row.largest_micro_batch}."
             ), EXIT_NOTHING_FITS
     remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
-    checkpointing = fits[0].strategy.model.activation_checkpointing
-    if checkpointing != OFFLOAD:
-        stronger = OFFLOAD if checkpointing is True else "true"
-        remedies.insert(0, f"model.activation_checkpointing={stronger}")
+    if fits[0].strategy.model.activation_checkpointing is not True:
+        remedies.insert(0, "model.activation_checkpointing=true")
     return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -10,29 +10,14 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 import model.attention
 import model.head
-import model.recompute
 
 
 def without_moving() -> AbstractContextManager[Any]:
     """Have peft leave adapters on their device: the parameters of a fake module cannot be moved."""
     return patch.object(nn.Module, "to", lambda module, *_, **__: module)
-
-
-def offloading(note: Callable[[Tensor], None]) -> AbstractContextManager[Any]:
-    """Have offloaded activations copied, as from a GPU; `note` gets each copy."""
-
-    def pack(tensor: Tensor) -> Tensor:
-        note(copy := torch.empty_like(tensor))
-        return copy
-
-    def copies(**_: Any) -> saved_tensors_hooks:
-        return saved_tensors_hooks(pack, torch.empty_like)
-
-    return patch.object(model.recompute, "save_on_cpu", copies)
 
 
 def few_chunks() -> AbstractContextManager[Any]:

@@ -13,9 +13,7 @@ import families
 from model.families import build_model
 from model.gpt import GPTConfig
 from model.recompute import WAYS
-from planning.allocation_log import KINDS
 from planning.fake_trace import Shape, traced_update
-from planning.kernels import offloading
 from snapshot.disk.model import model_config
 
 LAYERS, B, T, C = 2, 2, 32, 32
@@ -65,23 +63,15 @@ def test_every_way_has_the_same_bits(name, dropout, precision):
 
 @EACH
 def test_no_product_is_computed_again_by_selective(name):
-    nothing, whole, selective, offload = (operations(made(name, way)) for way in WAYS)
-    assert selective == nothing < whole == offload
+    nothing, whole, selective = (operations(made(name, way)) for way in WAYS)
+    assert selective == nothing < whole
 
 
 @EACH
 def test_attention_with_dropout_is_computed_again(name):
     """It advances the generator, as it did the first time."""
-    nothing, whole, selective, _ = (operations(made(name, way, 0.2)) for way in WAYS)
+    nothing, whole, selective = (operations(made(name, way, 0.2)) for way in WAYS)
     assert nothing < selective < whole
-
-
-@EACH
-def test_offload_moves_the_input_of_each_block_and_nothing_else(name):
-    moved = []
-    with offloading(moved.append):
-        made(name, "offload")(IDS, IDS, POSITIONS).backward()
-    assert [tuple(one.shape) for one in moved] == LAYERS * [(B, T, C)]
 
 
 @pytest.mark.slow
@@ -107,12 +97,8 @@ PLANNED = [pytest.param(name, marks=[pytest.mark.slow] * (name != "gpt2")) for n
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_gpu_is_planned_with_what_each_way_keeps(name):
-    peaks = {}
-    for way in WAYS:
-        totals = traced_update(sizes(name, way), B, Shape("cuda", "bf16")).totals()
-        host = totals[:, KINDS.index("host")]
-        peaks[way] = (totals.sum(1) - host).max(), host.max()
-    (nothing, _), (whole, _), (selective, _), (offload, host) = peaks.values()
-    assert offload < whole < selective < nothing
-    assert host == LAYERS * B * T * C * 4
-    assert not any(host for way, (_, host) in peaks.items() if way != "offload")
+    nothing, whole, selective = (
+        traced_update(sizes(name, way), B, Shape("cuda", "bf16")).totals().sum(1).max()
+        for way in WAYS
+    )
+    assert whole < selective < nothing
