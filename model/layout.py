@@ -17,35 +17,11 @@ from torch import Tensor, nn
 
 from model.frozen import full_parameters, packed_layers
 from model.lora import is_adapter, name_in_files, name_in_model
-from model.tensor import PARTS
 
 Shape = tuple[int, ...]
 FLOAT_BYTES = 4
 OUTPUT = "lm_head.weight"
 """The name of the output layer; if it is tied, files need not hold it."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Which of so many equal parts of a tensor, by rows."""
-
-    number: int
-    count: int
-
-    def shape_within(self, shape: Sequence[int]) -> Shape:
-        """The shape of the tensor whose part has this shape."""
-        return (self.count * shape[0], *shape[1:]) if self.count > 1 else tuple(shape)
-
-    def within(self, slices: tuple[slice, ...], rows: int) -> tuple[slice, ...]:
-        """Slices of the part, which has so many rows, as slices of the tensor."""
-        if self.count == 1:
-            return slices
-        first, *others = slices
-        begin = self.number * rows
-        return (slice(begin + first.start, begin + first.stop), *others)
-
-
-ALL = Part(0, 1)
 
 
 class ModelError(ValueError):
@@ -62,8 +38,6 @@ class Written:
     convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     """From the full parameters to the tensors in the file, which are contiguous; None for one
     parameter that the file holds as it is, or transposed."""
-    part: Part = ALL
-    """Which rows of the one tensor the one parameter is, before that is transposed."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +48,12 @@ class Stored:
     transposed: bool = False
     convert: Callable[[Sequence[Tensor]], Tensor] | None = None
     """Makes the parameter of several tensors, in the order of `names`."""
-    part: Part = ALL
-    """Which rows of the one tensor it has, before that is transposed."""
 
     def shape_of(self, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of the parameter, from the shapes of the tensors in the files."""
         if self.convert is None:
             (name,) = self.names
-            whole = shapes[name][:: -1 if self.transposed else 1]
-            if self.part.count == 1:
-                return whole
-            return (whole[0] // self.part.count, *whole[1:])
+            return shapes[name][:: -1 if self.transposed else 1]
         stored = [torch.empty(shapes[name], device="meta") for name in self.names]
         return tuple(self.convert(stored).shape)
 
@@ -167,42 +136,23 @@ class Layout:
         """Whether files hold this parameter, and so its moments, transposed."""
         return name.endswith(self._transposed)
 
-    def place(self, name: str) -> tuple[str, Part]:
-        """The tensor in a file that holds a parameter of this name, and which part of it that is.
-
-        Processes that share matrices have several parameters of one tensor (`model.tensor.Joined`).
-        """
-        layer, is_joined, rest = name.partition(PARTS)
-        if not is_joined:
-            return name, ALL
-        number, _, kind = rest.partition(".")
-        count = self._model.joined[layer.rpartition(".")[2]]
-        return f"{layer}.{kind}", Part(int(number), count)
-
     def written(self) -> list[Written]:
         """What is written of a whole model, in the order of the file."""
-        found = []
-        for name, one in self.parameters().items():
-            file, part = self.place(name)
-            shapes = {file: part.shape_within(one.shape)[:: -1 if self.is_transposed(file) else 1]}
-            found.append(Written((name,), shapes, part=part))
-        return found
+        return [
+            Written((name,), {name: tuple(one.shape)[:: -1 if self.is_transposed(name) else 1]})
+            for name, one in self.parameters().items()
+        ]
 
     def find(self, shapes: Mapping[str, Shape]) -> dict[str, Stored]:
         """Where each parameter lies, in files with tensors of these names and shapes.
 
         Raises ModelError, with the name, for a tensor that the model does not have.
         """
-        known: dict[str, list[tuple[str, Part]]] = {}
-        for name in self.parameters():
-            file, part = self.place(name)
-            known.setdefault(file, []).append((name, part))
-        found = {}
+        known, found = self.parameters(), {}
         for name in shapes:
             full = name if name in known else f"{self._prefix}{name}"
             if full in known:
-                for parameter, part in known[full]:
-                    found[parameter] = Stored((name,), self.is_transposed(full), part=part)
+                found[full] = Stored((name,), self.is_transposed(full))
             elif not name.endswith(self._constants):
                 self._refuse_unless_tied(name, shapes[name], OUTPUT)
         if OUTPUT in shapes:  # of a file that holds the tied tensor by this name alone

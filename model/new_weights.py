@@ -61,10 +61,7 @@ def draw(template: Any, model: Any, seed: int, adapters_only: bool = False) -> N
     ModelError for a parameter that nothing initialises.
     """
     layout, of_template = model.layout(), template.layout()
-    targets: dict[str, list[Any]] = {}
-    for name, target in {**layout.parameters(), **layout.adapters()}.items():
-        source, part = layout.place(name)
-        targets.setdefault(source, []).append((target, part))
+    targets = {**layout.parameters(), **layout.adapters()}
     names = {one: name for name, one in of_template.adapters().items()}
     if not adapters_only:
         names |= {one: name for name, one in of_template.parameters().items()}
@@ -82,9 +79,8 @@ def draw(template: Any, model: Any, seed: int, adapters_only: bool = False) -> N
                     f"cannot be trained from new weights: nothing gives {name} a value. Begin with "
                     "the weights of such a model (model.pretrained)"
                 )
-            for target, part in targets[name]:
-                rows = target.shape[0] if target.dim() else 1
-                local_part(target).copy_(one[part.within(slices_of(target), rows)])
+            target = targets[name]
+            local_part(target).copy_(one[slices_of(target)])
             one.data = torch.empty(0)  # the next block needs the memory
 
 

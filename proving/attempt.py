@@ -6,12 +6,10 @@ It records what the checks compare: the text, gradients and seconds.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import signal
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -177,12 +175,10 @@ class ProvenSession(Session):
     def _gradient_norms(self) -> dict[str, float]:
         """The norm of each gradient of the whole model, 0 without. Every process must call this."""
         layout = unwrapped(self.accelerator, self._model).layout()
-        norms: dict[str, float] = defaultdict(float)
-        for name, one in layout.trained().items():
-            file, _ = layout.place(name)  # processes that share matrices have several parts of one
-            norm = 0.0 if one.grad is None else float(gather_full(one.grad).double().norm())
-            norms[file] = math.hypot(norms[file], norm)
-        return norms
+        return {
+            name: 0.0 if one.grad is None else float(gather_full(one.grad).double().norm())
+            for name, one in layout.trained().items()
+        }
 
 
 def _die() -> None:

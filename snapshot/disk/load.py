@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from model.family import LanguageModel
 from model.frozen import quantize
-from model.layout import ALL, Layout, Shape, Stored
+from model.layout import Layout, Shape, Stored
 from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
@@ -150,7 +150,6 @@ def _reader_of(
     def read(slices: tuple[slice, ...]) -> Tensor:
         if stored.convert is not None:
             return stored.convert([one[...] for one in found])[slices]
-        slices = stored.part.within(slices, shape[0] if shape else 1)
         part: Tensor = found[0][slices[::-1] if transposed else slices]
         return part.t() if transposed else part
 
@@ -205,7 +204,6 @@ def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: An
             state = optimizer.state[parameter] = {}
             group = group_of[parameter]
             for key, shape in kept[name].items():
-                file, part = layout.place(name)
                 if key == STEP or shape != tuple(parameter.shape):
                     # As torch does: the step is on the CPU, unless a kernel of the device reads it.
                     on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
@@ -213,7 +211,5 @@ def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: An
                     value = torch.empty(shape, device=device)
                 else:
                     value = torch.empty_like(parameter)
-                transposed = layout.is_transposed(file)
-                stored = Stored((f"{file}.{key}",), transposed, part=part if shape else ALL)
-                read_into(value, reader, stored)
+                read_into(value, reader, Stored((f"{name}.{key}",), layout.is_transposed(name)))
                 state[key] = value

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from model.layout import ALL, FLOAT_BYTES, Layout, Shape, Written
-from model.layout import Part as OfRows
+from model.layout import FLOAT_BYTES, Layout, Shape, Written
 from model.sharded import gather_full, is_sharded, local_part, slices_of, writes_shard
 from optim.optimizers import OPTIMIZERS
 from snapshot.disk.model import ADAPTERS
@@ -41,8 +40,6 @@ class Part:
     """Makes what is written from full tensors; None for one that is written as it is."""
     transposed: bool = False
     """Whether the file holds the one tensor transposed."""
-    of_rows: OfRows = ALL
-    """Which rows of what the file holds the one tensor is."""
     slices: Slices | None = None
     """Where the one tensor lies in what the file holds, before that is transposed."""
 
@@ -58,22 +55,16 @@ class Part:
 
     def whole(self) -> Part:
         """All of it, gathered. Every process must call this, in the same order."""
-        return self._placed({name: gather_full(one) for name, one in self.tensors.items()})
+        return replace(self, tensors={name: gather_full(one) for name, one in self.tensors.items()})
 
     def of_this_process(self) -> Part | None:
         """What this process writes of it, if each writes what it holds."""
         if not self.is_sharded:
-            return self._placed(self.tensors)
+            return self
         ((name, tensor),) = self.tensors.items()
         if not writes_shard(tensor):
             return None
-        return self._placed({name: local_part(tensor)}, slices_of(tensor))
-
-    def _placed(self, tensors: dict[str, Tensor], slices: Slices | None = None) -> Part:
-        if self.of_rows.count > 1:
-            (tensor,) = self.tensors.values()
-            slices = self.of_rows.within(slices or slices_of(*tensors.values()), tensor.shape[0])
-        return replace(self, tensors=tensors, slices=slices)
+        return replace(self, tensors={name: local_part(tensor)}, slices=slices_of(tensor))
 
     def copied(self) -> Part:
         """A copy in the memory of the CPU, pinned for a GPU's tensors.
@@ -122,7 +113,7 @@ def parts_of_weights(layout: Layout, prefix: str) -> list[Part]:
     for group in written_as(layout, prefix):
         tensors = {name: parameters[name].detach() for name in group.parameters}
         transposed = prefix != ADAPTERS and layout.is_transposed(next(iter(group.shapes)))
-        parts.append(Part(tensors, group.shapes, group.convert, transposed, group.part))
+        parts.append(Part(tensors, group.shapes, group.convert, transposed))
     return parts
 
 
@@ -162,13 +153,10 @@ def parts_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any) 
                 raise SnapshotError(f"the optimizer has not updated {name} yet")
             raise Unresumable(f"optim.name={optimizer_name} {wrong}. That is of {name}")
         for key, value in sorted(state.items()):
-            (file, part), shape = layout.place(name), kept[name][key]
-            if not shape:
-                parts.append(Part({key: value}, {f"{file}.{key}": ()}))
-                continue
-            transposed = layout.is_transposed(file) and len(shape) == 2
-            in_file = {f"{file}.{key}": part.shape_within(shape)[:: -1 if transposed else 1]}
-            parts.append(Part({key: value.detach()}, in_file, None, transposed, part))
+            shape = kept[name][key]
+            transposed = layout.is_transposed(name) and len(shape) == 2
+            in_file = {f"{name}.{key}": shape[:: -1 if transposed else 1]}
+            parts.append(Part({key: value.detach()}, in_file, None, transposed))
     return parts
 
 

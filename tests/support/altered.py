@@ -21,8 +21,6 @@ from ctypes import byref, c_void_p, cast
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-import torch
-
 import train
 from model.sharded import gather_full
 from training.distributed.accelerator import unwrapped
@@ -79,12 +77,9 @@ def end_after_the_first_weights() -> None:
 
     def fill_and_end(accelerator, pretrained, start, model, optimizer, seed):
         fill(accelerator, pretrained, start, model, optimizer, seed)
-        layout, whole = unwrapped(accelerator, model).layout(), {}
-        for name, one in layout.parameters().items():  # query, key and value may be three
-            whole.setdefault(layout.place(name)[0], []).append(gather_full(one))
         hashes = {
-            name: hashlib.sha256(torch.cat(parts).contiguous().numpy().tobytes()).hexdigest()
-            for name, parts in whole.items()
+            name: hashlib.sha256(gather_full(one).contiguous().numpy().tobytes()).hexdigest()
+            for name, one in unwrapped(accelerator, model).layout().parameters().items()
         }
         if accelerator.is_main_process:
             print("weights:", json.dumps(hashes), flush=True)

@@ -110,10 +110,9 @@ def tensors(name: str) -> dict[str, tuple[float, float]]:
     for kind, batch in batches().items():
         losses = [loss_of(model, batch) for model in (alone, shared)]
         worst = 0.0
-        for name, other in layout.parameters().items():
-            file, part = layout.place(name)  # query, key and value are three
-            grad = whole[file].grad
-            difference = gather_full(other.grad) - grad.chunk(part.count)[part.number]
+        for key, other in layout.parameters().items():
+            grad = whole[key].grad
+            difference = gather_full(other.grad) - grad
             worst = max(worst, float(difference.abs().max() / grad.abs().max().clamp(1e-6)))
         found[kind] = abs(float(losses[1] - losses[0])), worst
     ids = batches()["whole"][0][:, :7]
