@@ -5,7 +5,7 @@ is a product of two means over a micro-batch (Fedus et al., 2021, equations 4 to
 on how the global batch is divided. Here its function gets each row alone, as in DeepSeek-V3, and
 rows weigh as much as their targets: any number of processes has the same loss.
 
-Letters in shapes: B rows, T positions, P positions of a process, L layers, E experts.
+Letters in shapes: B rows, T positions, L layers, E experts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.context import Context
-from model.head import IGNORED, target_count
+from model.head import IGNORED, Head, target_count
 from model.layout import ModelError
 
 NAME = "load_balancing_loss"
@@ -38,9 +37,13 @@ def adds_balance(lm: Any) -> bool:
 
 
 def refuse_unknown_loss(lm: Any) -> None:
-    """Raise ModelError for a model with this loss that has another function or other attributes."""
+    """Raise ModelError for a model with this loss that has another function or other attributes.
+
+    Or one that changes its logits: it would compute transformers' own loss of all rows as well.
+    """
     is_known = [*signature(_function_of(lm)).parameters] == ARGUMENTS
     records = "router_logits" in (lm._can_record_outputs or {})
+    is_known = is_known and isinstance(lm.get_output_embeddings(), Head)
     if not is_known or not records or not all(hasattr(lm, one) for one in SIZES):
         raise ModelError(
             f"the load-balancing loss of {lm.config.model_type}, for which its config.json has "
@@ -48,18 +51,13 @@ def refuse_unknown_loss(lm: Any) -> None:
         )
 
 
-def balancing_loss(
-    lm: Any, logits: Sequence[Tensor], targets: Tensor, context: Context | None
-) -> Tensor:
-    """The mean over rows of what transformers computes of one, weighted by their targets.
+def balancing_loss(lm: Any, logits: Sequence[Tensor], targets: Tensor) -> Tensor:
+    """The mean over rows of what transformers computes of one, weighted by their targets (B, T).
 
-    `logits` are those of the routers, (B * P, E) each, `targets` those of whole rows (B, T).
-    Positions count up to the last one with a target, so padding does not. If processes share
-    sequences, each of them must call this.
+    `logits` are those of the routers, (B * T, E) each. Positions count up to the last one with a
+    target, so padding does not.
     """
-    by_row = torch.stack([*logits]).unflatten(1, (len(targets), -1))  # (L, B, P, E)
-    if context is not None:
-        by_row = context.gathered(by_row, dim=2)
+    by_row = torch.stack([*logits]).unflatten(1, (len(targets), -1))  # (L, B, T, E)
     counts = targets != IGNORED
     within = counts.flip(1).cummax(1).values.flip(1)
     within[:, 0] = True  # a row without targets has no weight, and its loss must be finite

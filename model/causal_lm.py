@@ -9,8 +9,7 @@ Letters in shapes: B batch, T time (positions), V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, Self, cast
@@ -32,6 +31,8 @@ from model.products import compute_dtype
 from model.recompute import around_block, within_block
 from model.tensor import REPLICATED, WAYS, Plan
 
+NESTED = {"text_config", "vision_config"}
+"""Entries of models that read more than text."""
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 """Entries of a config.json that ask for code from a repo. They are left out."""
 UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_version")
@@ -75,7 +76,7 @@ class CausalLMConfig(ModelConfig):
     """A config.json, and the sizes in it that this project needs."""
 
     content: dict[str, Any] = field(repr=False, hash=False)
-    """The entries of config.json, with `dropout` at every place that has one."""
+    """The entries of config.json, with `dropout` in each that is a probability of dropout."""
 
     @property
     def family(self) -> str:
@@ -93,9 +94,9 @@ class CausalLMConfig(ModelConfig):
         Raises ModelError if it is not a causal language model of transformers, needs code from a
         repo, or is quantized, and if transformers is not installed.
         """
-        for name, number in _numbers(content):
-            counts = any(part in name for part in COUNTS)
-            if abs(number) > LARGEST_NUMBER or (counts and number > MOST_MODULES):
+        for name, number in content.items():
+            most = MOST_MODULES if any(part in name for part in COUNTS) else LARGEST_NUMBER
+            if isinstance(number, int | float) and abs(number) > most:
                 raise ModelError(f"has {name}={number:g}, which no model has")
         if content.get("quantization_config"):
             raise unusable(
@@ -109,9 +110,15 @@ class CausalLMConfig(ModelConfig):
         used["dtype"] = "float32"
         used.pop("torch_dtype", None)
         complete = _transformers_config(used).to_dict()
-        if dropout and not any(_is_dropout(name) for name, _ in _numbers(complete)):
+        # `complete` has the entries that config.json lacks, too: many defaults are above 0.
+        probabilities = {
+            key: value
+            for key, value in complete.items()
+            if key.endswith(DROPOUT) and type(value) in (int, float)
+        }
+        if dropout and not probabilities:
             raise unusable(f"model.dropout={dropout} has no effect, as it has none. Leave it out")
-        used = with_dropout(used, complete, dropout)
+        used |= {key: dropout for key, value in probabilities.items() if value != dropout}
         sizes = _transformers_config(used).get_text_config()
         if getattr(sizes, "is_heterogeneous", False):
             raise unusable("its layers differ in size, which is not supported")
@@ -154,23 +161,6 @@ class CausalLMConfig(ModelConfig):
                 content[key] = value
         return replace(self, content=content, n_layer=n_layer)
 
-    @contextmanager
-    def on_fake_tensors(self, packed: bool = False) -> Iterator[None]:
-        from unittest.mock import patch
-
-        from transformers import masking_utils
-        from transformers.integrations import moe
-
-        # transformers looks at the positions whether a window has several sequences.
-        sequences = patch.object(
-            masking_utils,
-            "find_packed_sequence_indices",
-            lambda position_ids: position_ids if packed else None,
-        )
-        # The fake of torch's grouped_mm has bf16 alone; transformers' own saves the same tensors.
-        with sequences, patch.object(moe, "_can_use_grouped_mm", lambda *_: False):
-            yield
-
 
 def quiet_transformers() -> None:
     """Keep transformers' own messages and progress bars out of a command's output.
@@ -202,24 +192,12 @@ def _transformers_config(content: dict[str, Any]) -> Any:
             "a repo is never executed"
         )
     wanted = content.get("architectures") or [NAMES.get(family)]
-    if family not in NAMES or wanted != [NAMES[family]] or "vision_config" in content:
+    if family not in NAMES or wanted != [NAMES[family]] or NESTED & content.keys():
         raise unusable(f"it is not a causal language model of text, but {family} ({wanted!s:.80})")
     try:
         return CONFIG_MAPPING[family](**content)
     except Exception as error:  # the validation of each architecture raises its own types
         raise unusable(f"transformers refuses it: {_first_line(error)}") from error
-
-
-def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in a JSON value, with the name of the entry that holds it."""
-    if isinstance(content, dict):
-        for key, value in content.items():
-            yield from _numbers(value, str(key))
-    elif isinstance(content, list):
-        for value in content:
-            yield from _numbers(value, name)
-    elif isinstance(content, int | float) and not isinstance(content, bool):
-        yield name, content
 
 
 def unusable(reason: str) -> ModelError:
@@ -371,7 +349,8 @@ class CausalLM(LanguageModel):
 
     @property
     def can_share_context(self) -> bool:
-        return self._attends_in_rows
+        # A load-balancing loss is one of whole rows.
+        return self._attends_in_rows and not self.is_balanced
 
     def flops_per_token(self, block_size: int) -> float | None:
         if any(self.config.content.get(key) for key in EXPERTS):
@@ -396,23 +375,19 @@ class CausalLM(LanguageModel):
         options |= {"cache": cache, "use_cache": cache is not None}
         if targets is None:
             return cast(Tensor, self.lm(**options).logits)
+        output = self.get_output_embeddings()
+        if not isinstance(output, Head):
+            return mean_loss(self.lm(**options).logits.flatten(0, 1), targets.flatten())
         is_balanced = self.is_balanced and self.training
         if is_balanced:
             options["output_router_logits"] = True
-        output = self.get_output_embeddings()
-        if isinstance(output, Head):  # the loss without all logits in memory
-            found = self.base(**options)
-            loss: Tensor = output(found.last_hidden_state, targets)
-        else:
-            found = self.lm(**options)
-            loss = mean_loss(found.logits.flatten(0, 1), targets.flatten())
-        if not is_balanced:
-            return loss
-        whole = targets if self.context is None else self.context.targets
-        assert whole is not None
-        uneven = balancing_loss(self.lm, found.router_logits, whole, self.context)
-        self.add_loss_part(BALANCE, uneven, whole)
-        return loss + self.lm.router_aux_loss_coef * uneven
+        found = self.base(**options)
+        loss: Tensor = output(found.last_hidden_state, targets)  # without all logits in memory
+        if is_balanced:
+            uneven = balancing_loss(self.lm, found.router_logits, targets)
+            self.add_loss_part(BALANCE, uneven, targets)
+            loss = loss + self.lm.router_aux_loss_coef * uneven
+        return loss
 
 
 def attend_in_rows(
@@ -456,26 +431,3 @@ def in_autocast(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return output.to(hidden.dtype)
 
     return compute
-
-
-def with_dropout(
-    content: dict[str, Any], complete: dict[str, Any], dropout: float
-) -> dict[str, Any]:
-    """A config.json with this probability at every place for one that its class has.
-
-    `complete` has the entries that config.json lacks, too: the defaults of many are above 0.
-    """
-    found = dict(content)
-    for key, value in complete.items():
-        if isinstance(value, dict):
-            given = content.get(key)
-            inner = with_dropout(given if isinstance(given, dict) else {}, value, dropout)
-            found |= {key: inner} if any(map(_is_dropout, inner)) else {}
-        elif _is_dropout(key) and type(value) in (int, float) and value != dropout:
-            found[key] = dropout
-    return found
-
-
-def _is_dropout(key: Any) -> bool:
-    """Whether an entry is a probability of dropout: attention_dropout, resid_pdrop, dropout, ..."""
-    return str(key).endswith(DROPOUT)

@@ -26,8 +26,6 @@ class Context:
 
     rows: Rows | None = None
     """Those of the forward pass that is being computed."""
-    targets: Tensor | None = None
-    """The targets (B, T) of the whole rows of that forward pass."""
 
     def __init__(self, group: Any) -> None:
         """`group` is a process group of torch.distributed, whose size divides the heads."""
@@ -53,25 +51,16 @@ class Context:
             count = (own != IGNORED).sum()
             places = torch.arange(ids.size(1), device=ids.device)[None]
             rows = Rows() if positions is None else rows_of(positions)
-            self.rows, self.targets = replace(rows, context=self), targets
+            self.rows = replace(rows, context=self)
             try:
                 mean = compute(
                     self.own(ids), own, self.own(places if positions is None else positions)
                 )
             finally:
-                self.rows = self.targets = None
+                self.rows = None
             return mean * (self.size * count / target_count(targets))
 
         return forward
-
-    def gathered(self, x: Tensor, dim: int) -> Tensor:
-        """What all processes have, joined along a dimension of their positions.
-
-        The gradient of each part is the sum over the processes.
-        """
-        from torch.distributed.nn.functional import all_gather
-
-        return torch.cat(all_gather(x.contiguous(), group=self.group), dim=dim)
 
     def own(self, whole: Tensor) -> Tensor:
         """Of (B, T) this process's (B, P)."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
@@ -99,13 +98,6 @@ class ModelConfig(ABC):
     def with_layers(self, n_layer: int) -> Self:
         """The same model with another number of layers."""
         return replace(self, n_layer=n_layer)
-
-    def on_fake_tensors(self, packed: bool = False) -> AbstractContextManager[None]:
-        """A context in which such a model computes with tensors that have no values.
-
-        `packed`: whether rows have several documents, which no value can say.
-        """
-        return nullcontext()
 
 
 class LanguageModel(nn.Module, ABC):

@@ -21,12 +21,7 @@ def with_older_entries(content: dict[str, Any]) -> dict[str, Any]:
         older["torch_dtype"] = content["dtype"]
     if isinstance(rotations := content.get(ROTATIONS), dict):
         older |= _of_rotations(rotations)
-    nested = {
-        key: with_older_entries(value)
-        for key, value in content.items()
-        if key == "text_config" and isinstance(value, dict)
-    }
-    return {**older, **content, **nested}
+    return {**older, **content}
 
 
 def _of_rotations(rotations: dict[str, Any]) -> dict[str, Any]:

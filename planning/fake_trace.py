@@ -28,12 +28,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from config.schema import OptimConfig
+from model.causal_lm import CausalLMConfig
 from model.context import Context
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, keep_frozen
 from planning.allocation_log import LiveBytes
-from planning.kernels import cuda_kernels, few_chunks, without_moving
+from planning.kernels import cuda_kernels, few_chunks, transformers_without_values, without_moving
 from training.distributed.accelerator import set_communication, sums_in_float32
 from training.step import freeze, make_optimizer
 
@@ -101,14 +102,16 @@ def traced_update(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     """
     on_cpu = shape.device == "cpu"
     tracker = LiveBytes(1 if on_cpu else CUDA_GRANULE, as_gloo=on_cpu)
-    kernels = contextlib.ExitStack()
+    kernels, fakes = contextlib.ExitStack(), contextlib.ExitStack()
+    if isinstance(config, CausalLMConfig):
+        fakes.enter_context(transformers_without_values(shape.packed))
     kernels.enter_context(few_chunks())
     if shape.device == "cuda":
         kernels.enter_context(cuda_kernels())
     with (
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),
-        config.on_fake_tensors(shape.packed),
+        fakes,
     ):
         bare = _bare_model(config, shape)
         if shape.tensor > 1:

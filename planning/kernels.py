@@ -20,6 +20,26 @@ def without_moving() -> AbstractContextManager[Any]:
     return patch.object(nn.Module, "to", lambda module, *_, **__: module)
 
 
+@contextmanager
+def transformers_without_values(packed: bool) -> Iterator[None]:
+    """Have models of transformers compute with tensors that have no values.
+
+    `packed`: whether rows have several documents, which transformers sees in their positions. The
+    fake of torch's grouped_mm has bf16 alone; transformers' own saves the same tensors.
+    """
+    from transformers import masking_utils
+    from transformers.integrations import moe
+
+    def documents(position_ids: Tensor) -> Tensor | None:
+        return position_ids if packed else None
+
+    with (
+        patch.object(masking_utils, "find_packed_sequence_indices", documents),
+        patch.object(moe, "_can_use_grouped_mm", lambda *_: False),
+    ):
+        yield
+
+
 def few_chunks() -> AbstractContextManager[Any]:
     """Have the loss compute its first two chunks and the last: the others are like the second."""
     original = model.head.chunks

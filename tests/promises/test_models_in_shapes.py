@@ -134,17 +134,17 @@ ROWS = [
     (kind, shape)
     for kind in MODELS
     for shape in RING
-    if not (kind == "mixtral" and "tp" in shape)  # no processes share the matrices of a mixture
+    if not (kind == "mixtral" and ("tp" in shape or "cp" in shape))  # which nobody shares
 ]
 ROWS += [("gpt", shape) for shape in MORE_SHAPES]
 ROWS += [(kind, shape) for kind in KINDS for shape in ("DDP 2", "FSDP 2")]
 QUICK = [("subwords", "DDP 2"), ("conversations", "DDP 2"), ("frozen", "FSDP 2")]
-IN_CI = [("qwen3", "tp 2"), ("mixtral", "cp 2"), ("gpt2 other", "FSDP 2"), ("four bits", "FSDP 2")]
+IN_CI = [("qwen3", "tp 2"), ("mixtral", "FSDP 2"), ("gpt2 other", "FSDP 2"), ("four bits", "FSDP 2")]
 IN_CI += [("adapters", "FSDP 2"), ("conversations", "FSDP 2"), ("narrow", "FSDP 2")]
 
 
 def marks(row: tuple[str, str]) -> list[pytest.MarkDecorator]:
-    """CI runs models of transformers: shared matrices, and a mixture's shared sequences."""
+    """CI runs models of transformers: shared matrices, and a mixture."""
     if row in QUICK:
         return []
     return [pytest.mark.thorough if row in IN_CI else pytest.mark.slow]

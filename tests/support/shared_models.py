@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from families import BALANCED, ROTARY
+from families import ROTARY
 from model.causal_lm import PACKING
 from model.context import Context
 from model.families import build_model
@@ -31,7 +31,6 @@ B, T, WINDOW = 3, 32, 9
 SIZES = {
     **ROTARY,
     "num_local_experts": 4,
-    **BALANCED,
     "sliding_window": WINDOW,
     "use_sliding_window": True,
     "pad_token_id": None,

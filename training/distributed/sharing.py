@@ -43,8 +43,8 @@ def refuse_context(named: str, size: int, matrices: int, model: LanguageModel) -
     """
     if not model.can_share_context:
         raise ConfigError(
-            f"{named}, but several processes cannot share the attention of {model.config.family}. "
-            "Set it to 1."
+            f"{named}, but several processes cannot share the sequences of {model.config.family}, "
+            "or not with output_router_logits: true in its config.json. Set it to 1."
         )
     heads = model.config.n_head // matrices
     if heads % size:

@@ -207,7 +207,7 @@ UNEVEN = "cp_size: 4, and the number of heads .*, {}, is .* Set it to a divisor 
 SHARING = [
     (1, 2, lambda: GPT(SIZES), None),
     (1, 2, lambda: of_family("mixtral", num_key_value_heads=1), None),
-    (1, 2, lambda: Opaque(SIZES), "cp_size: 2, but several processes cannot share the attention"),
+    (1, 2, lambda: Opaque(SIZES), "cp_size: 2, but several processes cannot share the sequences"),
     (1, 4, lambda: GPT(SIZES), UNEVEN.format(6, 6)),
     (2, 4, lambda: GPT(SIZES), UNEVEN.format(3, 3)),  # of which each has three
     (2, 3, lambda: GPT(SIZES), None),
