@@ -27,7 +27,7 @@ from harness import median, spread
 from config.compose import load_config
 from config.schema import OptimConfig, RunConfig, gpt_config
 from model.families import build_model
-from model.fp8 import FP8, TENSORWISE, use_fp8
+from model.fp8 import FP8, use_fp8
 from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
@@ -140,7 +140,7 @@ class Training:
             keep_frozen(model, case.frozen, STORED_AS)
         self.flops_per_token = model.flops_per_token(config.block_size)
         if case.precision == FP8:
-            use_fp8(model, TENSORWISE, emulated=device.type == "cpu")
+            use_fp8(model, emulated=device.type == "cpu")
         self.tokens = batch * config.block_size
         configure_wrapping(self.accelerator, model, RunConfig())
         optimizer = make_optimizer(

@@ -20,7 +20,7 @@ HEADERS = {
     "no": "float32",
     "bf16": "bf16",
     "fp16": "fp16",
-    "fp8": "bf16 with products in fp8 (tensorwise, emulated)",
+    "fp8": "bf16 with products in fp8 (emulated)",
 }
 TOO_LARGE = 2.0**25  # a loss scale that only several halvings make small enough
 OFTEN = ("snapshot.every=5", "snapshot.keep=9")

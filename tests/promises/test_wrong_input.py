@@ -181,5 +181,5 @@ def test_an_output_that_nobody_reads_does_not_stop_a_run(small, tmp_path):
 def test_a_precision_that_there_is_not_is_refused(small, tmp_path):
     of_fp8 = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_RECIPE_NAME": "columnwise"}
     result = runs.train(*small, f"run.dir={tmp_path / 'run'}", **of_fp8, code=2)
-    assert "recipe_name: columnwise. torchao's are tensorwise, rowwise, rowwise_" in result.stderr
+    assert "recipe_name: columnwise. Scales are of whole tensors: set tensorwise." in result.stderr
     assert not (tmp_path / "run").exists()

@@ -34,9 +34,8 @@ from config.schema import Config, ConfigError, RunConfig, TrainConfig, refuse_un
 from data.split import Split
 from model.context import Context
 from model.family import LanguageModel
-from model.fp8 import Fp8Error, use_fp8
+from model.fp8 import FP8, Fp8Error, use_fp8
 from training.distributed.launcher import (
-    fp8_recipe,
     fsdp_requested,
     is_on,
     on_cpu,
@@ -294,10 +293,10 @@ def convert_to_fp8(model: LanguageModel) -> None:
 
     Raises ConfigError for a model that cannot.
     """
-    if (recipe := fp8_recipe()) is None:
+    if requested_precision() != FP8:
         return
     try:
-        use_fp8(model, recipe, emulated=on_cpu())
+        use_fp8(model, emulated=on_cpu())
     except Fp8Error as error:
         raise ConfigError(str(error)) from error
 

@@ -12,7 +12,6 @@ import torch
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
-from model.fp8 import RECIPES
 from training.distributed.launcher import (
     env_var,
     fsdp_requested,
@@ -47,10 +46,7 @@ ENTRIES = {
         "entry.",
     ),
     "ACCELERATE_FP8_BACKEND": ("AO NO", "Only torchao is supported: set AO."),
-    "ACCELERATE_FP8_RECIPE_NAME": (
-        " ".join(RECIPES).upper(),
-        f"torchao's are {', '.join(RECIPES)}.",
-    ),
+    "ACCELERATE_FP8_RECIPE_NAME": ("TENSORWISE", "Scales are of whole tensors: set tensorwise."),
     "FSDP_VERSION": (
         "2",
         "Version 1 flattens parameters, which a snapshot cannot hold: set fsdp_version: 2, as in "

@@ -16,7 +16,6 @@ import psutil
 import torch
 
 from model.cpu import limit_threads
-from model.fp8 import TENSORWISE
 
 PROGRAMS = {"accelerate", "accelerate-launch", "torchrun"}
 MODULES = ("accelerate.commands.", "torch.")
@@ -41,17 +40,6 @@ def is_on(name: str) -> bool:
 def requested_precision() -> str:
     """The accelerate config file's `mixed_precision`."""
     return env_var("ACCELERATE_MIXED_PRECISION", "no").lower()
-
-
-def fp8_recipe() -> str | None:
-    """torchao's recipe for `mixed_precision: fp8`, None in other precisions.
-
-    It is the entry `recipe_name` of the accelerate config file's `fp8_config`. accelerate 1.15
-    passes that on and has no such option itself: its own recipe is the default.
-    """
-    if requested_precision() != "fp8":
-        return None
-    return env_var("ACCELERATE_FP8_RECIPE_NAME", TENSORWISE).lower()
 
 
 def fsdp_requested() -> bool:

@@ -17,6 +17,7 @@ from data.corpus import Corpus
 from data.documents import Documents
 from data.token_file import TokenStream
 from model.family import LanguageModel, parameter_count
+from model.fp8 import FP8
 from model.frozen import full_parameters
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState, loss_in_words
@@ -29,8 +30,8 @@ from training.distributed.accelerator import (
     syncs_each_micro_batch,
 )
 from training.distributed.launcher import (
-    fp8_recipe,
     processes_here,
+    requested_precision,
     shutdown_timeout,
     started_processes,
 )
@@ -132,8 +133,8 @@ def machine_line(accelerator: Accelerator) -> str:
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
     if effective_precision() == "no":
         precision += " (this CPU has no bf16 instructions)"
-    if (recipe := fp8_recipe()) is not None:
-        precision += f" with products in fp8 ({recipe}{', emulated' * (device.type == 'cpu')})"
+    if requested_precision() == FP8:
+        precision += f" with products in fp8{' (emulated)' * (device.type == 'cpu')}"
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     if device.type == "cpu":
         on = f"CPU with {counted(torch.get_num_threads(), 'thread')}{' each' * (count > 1)}"

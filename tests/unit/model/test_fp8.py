@@ -9,7 +9,7 @@ from torch import nn
 
 from families import FAMILIES
 from model.causal_lm import CausalLMConfig
-from model.fp8 import RECIPES, TENSORWISE, Fp8Error, fp8_layers, use_fp8
+from model.fp8 import Fp8Error, use_fp8
 from model.gpt import GPTConfig
 from model.lora import hidden
 from model.recompute import SELECTIVE
@@ -26,8 +26,7 @@ FP8_NAMES = {"float8_e4m3fn", "float8_e4m3fn x float8_e5m2"}
 
 
 def names_in_fp8(model: nn.Module) -> list[str]:
-    layers = set(fp8_layers(model))
-    return [name for name, one in model.named_modules() if one in layers]
+    return [name for name, one in model.named_modules() if type(one).__name__ == "Float8Linear"]
 
 
 def step(model: nn.Module, ids: torch.Tensor = IDS) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -42,23 +41,21 @@ def step(model: nn.Module, ids: torch.Tensor = IDS) -> tuple[torch.Tensor, list[
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_layers_in_fp8_are_those_of_accelerate(name):
     ours, theirs = CONFIGS[name].build(), CONFIGS[name].build()
-    use_fp8(ours, TENSORWISE, emulated=True)
+    use_fp8(ours, emulated=True)
     convert_model_to_fp8_ao(theirs)
     assert names_in_fp8(ours) == names_in_fp8(theirs)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_product_of_these_layers_is_in_fp8_and_nearly_that_of_bf16(recipe):
+def test_every_product_of_these_layers_is_in_fp8_and_nearly_that_of_bf16():
     torch.manual_seed(0)
     model = CONFIGS["our GPT"].build().train()
     parameters = dict(model.named_parameters())
     loss, gradients = step(model)
-    use_fp8(model, recipe, emulated=True)
+    use_fp8(model, emulated=True)
 
     assert [*model.named_parameters()] == [*parameters.items()]  # the same objects
-    of_each = 2 if recipe == "rowwise_with_gw_hp" else 3
     counted = products_of_step(model, IDS).by_dtype()
-    assert sum(counted.pop(name, 0) for name in FP8_NAMES) == of_each * len(names_in_fp8(model))
+    assert sum(counted.pop(name, 0) for name in FP8_NAMES) == 3 * len(names_in_fp8(model))
     assert set(counted) == {"bfloat16"}
     in_fp8, others = step(model)
     assert in_fp8 != loss
@@ -70,7 +67,7 @@ def test_every_product_of_these_layers_is_in_fp8_and_nearly_that_of_bf16(recipe)
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_any_number_of_tokens_is_computed(tokens):
     model = CONFIGS["our GPT"].build()
-    use_fp8(model, TENSORWISE, emulated=True)
+    use_fp8(model, emulated=True)
     loss, _ = step(model, IDS[:1, :tokens])
     assert loss.isfinite()
 
@@ -81,7 +78,7 @@ def test_what_is_computed_again_has_the_same_bits(way):
     for kind in (False, way):
         torch.manual_seed(0)
         model = GPTConfig(**SIZES, activation_checkpointing=kind).build().train()
-        use_fp8(model, TENSORWISE, emulated=True)
+        use_fp8(model, emulated=True)
         found.append(step(model))
     assert torch.equal(found[0][0], found[1][0])
     assert all(map(torch.equal, found[0][1], found[1][1]))
@@ -92,17 +89,17 @@ def test_other_layers_stay_in_16_bits():
     model.blocks[2].mlp.c_fc = nn.Linear(64, 64)
     model.blocks[2].mlp.c_proj = nn.Linear(64, 64)
     model.blocks[2].mlp.c_proj.requires_grad_(False)
-    use_fp8(model, TENSORWISE, emulated=True)
+    use_fp8(model, emulated=True)
     assert names_in_fp8(model) == ["transformer.h.2.mlp.c_fc"]
 
 
 def test_a_model_without_such_a_layer_is_refused():
     model = CausalLMConfig.read(FAMILIES["gpt2"]).build()  # its layers are transformers' Conv1D
     with pytest.raises(Fp8Error, match=r"None is left\. Set mixed_precision: bf16"):
-        use_fp8(model, TENSORWISE, emulated=True)
+        use_fp8(model, emulated=True)
     model = CONFIGS["our GPT"].build()
     model.blocks.requires_grad_(False)
     with pytest.raises(Fp8Error, match=r"frozen ones .* None is left\."):
-        use_fp8(model, TENSORWISE, emulated=True)
+        use_fp8(model, emulated=True)
     with hidden("torchao"), pytest.raises(Fp8Error, match="needs torchao"):
-        use_fp8(CONFIGS["our GPT"].build(), TENSORWISE, emulated=True)
+        use_fp8(CONFIGS["our GPT"].build(), emulated=True)

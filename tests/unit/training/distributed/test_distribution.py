@@ -22,7 +22,7 @@ from snapshot.disk.model import model_config
 from tracked import tracked
 from training.distributed import launch_file, processes
 from training.distributed.accelerator import check_configuration, check_model, effective_precision
-from training.distributed.launcher import Launcher, fp8_recipe, is_main_process, is_one_machine
+from training.distributed.launcher import Launcher, is_main_process, is_one_machine
 from training.distributed.processes import init_processes
 
 TIMEOUT = timedelta(seconds=60)
@@ -98,7 +98,7 @@ HONOURED = {
     "fp8 by torchao": {
         "mixed_precision": "fp8",
         "fsdp_cpu_ram_efficient_loading": True,
-        "fp8_config": {"backend": "AO", "recipe_name": "rowwise"},
+        "fp8_config": {"backend": "AO", "recipe_name": "tensorwise"},
     },
     "compiled by block": {
         "dynamo_backend": "INDUCTOR",
@@ -281,13 +281,6 @@ def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch, states, capability, wor
     (sentence,) = sentences(states)
     assert words in sentence
     assert "set mixed_precision: bf16" in sentence
-
-
-def test_the_recipe_comes_from_the_accelerate_config_file(launched, tmp_path):
-    launched(runs.rehearsal("ddp_cpu.yaml", tmp_path, 2, **HONOURED["fp8 by torchao"]), 2)
-    assert fp8_recipe() == "rowwise"
-    launched(runs.rehearsal("ddp_cpu.yaml", tmp_path, 2, mixed_precision="bf16"), 2)
-    assert fp8_recipe() is None
 
 
 def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_path):
