@@ -10,7 +10,7 @@ Letters in shapes: B rows, H heads, T positions, D channels of a head.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -32,20 +32,6 @@ class Rows:
     """(B, 1, T, T), added to the scores: 0 where a query may attend to a key, else -inf."""
     context: Any = None
     """The `model.context.Context` whose processes have some positions of each row."""
-    windows: dict[int, Tensor] = field(default_factory=dict)
-    """The mask of each length of a window, which the layers share."""
-
-    def mask_within(self, window: int | None, query: Tensor) -> Tensor | None:
-        """The mask, in which a query sees no key before its window."""
-        time = query.size(2)
-        if window is None or window >= time:
-            return self.mask
-        if window not in self.windows:
-            earlier = query.new_full((time, time), -math.inf).triu(1)
-            mask = earlier[None, None] if self.mask is None else self.mask
-            far = torch.ones_like(earlier, dtype=torch.bool).tril(-window)
-            self.windows[window] = mask.masked_fill(far, -math.inf)
-        return self.windows[window]
 
 
 def rows_of(positions: Tensor) -> Rows:
@@ -71,22 +57,18 @@ def attend(
     dropout_p: float = 0.0,
     is_causal: bool = True,
     scale: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """Queries (B, H, T, D), and keys and values of perhaps fewer heads, to (B, H, T, D).
-
-    With `window`, a query sees itself and so many positions less one before it.
-    """
+    """Queries (B, H, T, D), and keys and values of perhaps fewer heads, to (B, H, T, D)."""
     if rows is not None and rows.context is not None:
         query, key = query.to(value.dtype), key.to(value.dtype)
         query, key, value = rows.context.to_heads(query, key, value)
         whole = replace(rows, context=None)
-        mixed = attend(query, key, value, whole, dropout_p, scale=scale, window=window)
+        mixed = attend(query, key, value, whole, dropout_p, scale=scale)
         return cast(Tensor, rows.context.to_positions(mixed))
     is_short = query.size(2) <= LONGEST_PRODUCTS
     if rows is None and is_causal and is_short and query.device.type == "cpu":
         return attend_by_products(query, key, value, dropout_p)
-    mask = None if rows is None else rows.mask_within(window, query)
+    mask = None if rows is None else rows.mask
     options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale}
     options |= {"enable_gqa": key.size(1) != query.size(1), "is_causal": is_causal and mask is None}
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)

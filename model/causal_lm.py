@@ -9,7 +9,7 @@ Letters in shapes: B batch, T time (positions), V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, Self, cast
@@ -33,9 +33,9 @@ from model.tensor import REPLICATED, WAYS, Plan
 
 NESTED = {"text_config", "vision_config"}
 """Entries of models that read more than text."""
-CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
+CODE_KEYS = {"auto_map", "trust_remote_code", "custom_pipelines"}
 """Entries of a config.json that ask for code from a repo. They are left out."""
-UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_version")
+UNUSED_KEYS = {"attn_implementation", "experts_implementation", "transformers_version"}
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
@@ -105,7 +105,7 @@ class CausalLMConfig(ModelConfig):
         used = {
             key: value
             for key, value in content.items()
-            if key not in (*UNUSED_KEYS, *CODE_KEYS) and not key.startswith("_")
+            if key not in UNUSED_KEYS | CODE_KEYS and not key.startswith("_")
         }
         used["dtype"] = "float32"
         used.pop("torch_dtype", None)
@@ -145,9 +145,6 @@ class CausalLMConfig(ModelConfig):
 
     def config_json(self, end_of_text: int | None = None) -> dict[str, Any]:
         return with_older_entries(self.content)
-
-    def unknown_entries(self, content: Mapping[str, Any]) -> set[str]:
-        return set(content) & set(CODE_KEYS)
 
     def with_layers(self, n_layer: int) -> Self:
         """The same model with another number of layers; lists with an entry for each follow."""
@@ -349,8 +346,9 @@ class CausalLM(LanguageModel):
 
     @property
     def can_share_context(self) -> bool:
-        # A load-balancing loss is one of whole rows.
-        return self._attends_in_rows and not self.is_balanced
+        # A load-balancing loss is one of whole rows, and a sliding window needs another mask.
+        has_window = getattr(self.lm.config, "sliding_window", None) is not None
+        return self._attends_in_rows and not self.is_balanced and not has_window
 
     def flops_per_token(self, block_size: int) -> float | None:
         if any(self.config.content.get(key) for key in EXPERTS):
@@ -407,9 +405,9 @@ def attend_in_rows(
 
     if packed_rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    scale, window = options.get("scaling"), options.get("sliding_window")
-    dropout = options.get("dropout", 0.0)
-    mixed = attend(query, key, value, packed_rows, dropout, scale=scale, window=window)
+    assert options.get("sliding_window") is None, "can_share_context"
+    dropout, scale = options.get("dropout", 0.0), options.get("scaling")
+    mixed = attend(query, key, value, packed_rows, dropout, scale=scale)
     return mixed.transpose(1, 2).contiguous(), None
 
 

@@ -22,7 +22,6 @@ from model.frozen import full_parameters
 from model.head import IGNORED, Head
 from model.layout import Layout
 from model.lora import Lora
-from model.new_weights import draw
 from model.tensor import Plan, share_matrices
 
 
@@ -90,10 +89,6 @@ class ModelConfig(ABC):
 
         transformers ends a text at `end_of_text`, unless the model came with ends of its own.
         """
-
-    def unknown_entries(self, content: Mapping[str, Any]) -> set[str]:
-        """Entries of a config.json that no snapshot of such a model has."""
-        return set(content) - set(self.config_json())
 
     def with_layers(self, n_layer: int) -> Self:
         """The same model with another number of layers."""
@@ -176,15 +171,6 @@ class LanguageModel(nn.Module, ABC):
         gets them. With a cache of `new_cache`, `ids` are the positions after the cached ones.
         In training the loss may have more parts than that of the targets (`add_loss_part`).
         """
-
-    def draw_new_weights(self, seed: int, adapters_only: bool = False) -> None:
-        """Give a model of `build_empty`, prepared or not, the values that a new one begins with.
-
-        They are a function of the seed and of the modules' names. Raises ModelError for a parameter
-        that nothing initialises.
-        """
-        assert self.template is not None, "the model is not of build_empty"
-        draw(self.template(), self, seed, adapters_only)
 
     def initialise(self, module: nn.Module) -> None:
         """Draw what a new model begins with, of one module's own parameters or its children's.

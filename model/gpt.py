@@ -46,6 +46,7 @@ COMPUTED = {
     "reorder_and_upcast_attn": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
+    "quantization_config": None,
 }
 """Entries of config.json that decide what is computed, with the values that this file computes."""
 MATRICES = {

@@ -78,12 +78,12 @@ class Layout:
         Names that end with one of `transposed` are those of weights that files hold as (inputs,
         outputs). Files of others may lack the prefix, and hold `constants`, which are not read.
         """
-        self._model = model
+        self.model = model
         self._transposed, self._prefix, self._constants = transposed, optional_prefix, constants
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters by their names in the module, tied ones once; packed ones unpacked."""
-        return full_parameters(self._model.named)
+        return full_parameters(self.model.named)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by name, without those of adapters."""
@@ -97,7 +97,7 @@ class Layout:
         """The weights that are packed in four bits, by the names of `parameters`."""
         return {
             name_in_model(f"{name}.weight"): cast(nn.Parameter, layer.weight)
-            for name, layer in packed_layers(self._model.named)
+            for name, layer in packed_layers(self.model.named)
         }
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -107,18 +107,18 @@ class Layout:
 
     def parts(self) -> dict[nn.Parameter, int]:
         """What is trained, as an optimizer is built from it (see `optim.optimizers.Parts`)."""
-        matrices = self._model.matrices()
+        matrices = self.model.matrices()
         return {one: matrices.get(one, 0) for one in self.trained().values()}
 
     def embedding_name(self) -> str:
         """The name of the token embedding's weight."""
-        embedding = self._model.get_input_embeddings().weight
+        embedding = self.model.get_input_embeddings().weight
         return next(name for name, one in self.parameters().items() if one is embedding)
 
     def size_without_output(self) -> int:
         """Numbers in the parameters, without adapters and an output layer that is not tied."""
-        embedding = self._model.get_input_embeddings().weight
-        output = self._model.get_output_embeddings().weight
+        embedding = self.model.get_input_embeddings().weight
+        output = self.model.get_output_embeddings().weight
         parameters = self.parameters().values()
         return sum(one.numel() for one in parameters if one is embedding or one is not output)
 
@@ -127,10 +127,6 @@ class Layout:
         for name, parameter in self.parameters().items():
             if is_frozen(name, patterns):
                 parameter.requires_grad_(False)
-
-    def refuse_undescribed(self) -> None:
-        """As the model: `LanguageModel.refuse_undescribed`."""
-        self._model.refuse_undescribed()
 
     def is_transposed(self, name: str) -> bool:
         """Whether files hold this parameter, and so its moments, transposed."""
@@ -161,7 +157,7 @@ class Layout:
 
     def _refuse_unless_tied(self, name: str, shape: Shape, output: str) -> None:
         """Raise ModelError for a tensor unless it is a copy of the tied embedding."""
-        head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
         is_copy = name == output and head.weight is embedding.weight
         if not is_copy or shape != tuple(embedding.weight.shape):
             raise ModelError(f"it holds {name!r}, which the model does not have")

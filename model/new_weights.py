@@ -54,12 +54,13 @@ class WithoutMemory(TorchDispatchMode):
 
 
 @torch.no_grad()
-def draw(template: Any, model: Any, seed: int, adapters_only: bool = False) -> None:
-    """Give a `LanguageModel`, prepared or not, the values that a new one begins with.
+def draw(model: Any, seed: int, adapters_only: bool = False) -> None:
+    """Give a model of `build_empty`, prepared or not, the values that a new one begins with.
 
-    `template` is the same model, built without memory; afterwards it is of no use. Raises
-    ModelError for a parameter that nothing initialises.
+    They are a function of the seed and of the modules' names. Raises ModelError for a parameter
+    that nothing initialises.
     """
+    template = model.template()
     layout, of_template = model.layout(), template.layout()
     targets = {**layout.parameters(), **layout.adapters()}
     names = {one: name for name, one in of_template.adapters().items()}

@@ -13,6 +13,7 @@ from data.errors import DataError
 from data.subwords import load_tokenizer
 from data.tokenizer import FIXED_SETTINGS, TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
+from model.causal_lm import CODE_KEYS
 from model.family import ModelConfig
 from model.layout import Shape
 from snapshot.config_values import value_of
@@ -55,8 +56,8 @@ def check_model(folder: Path) -> ModelConfig:
     """As `check_snapshot`, for the files needed for inference. Returns the model's sizes."""
     config, _ = model_of(folder)
     content, where = read_config(folder)
-    if additional := sorted(config.unknown_entries(content)):
-        raise SnapshotError(f"{where} has an unknown entry {additional[0]!r}")
+    if code := sorted(content.keys() & CODE_KEYS):
+        raise SnapshotError(f"{where} asks for code of a repo by {code[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
     if (folder / GENERATION).exists() and not isinstance(read_json(folder / GENERATION), dict):
         raise SnapshotError(f"{folder / GENERATION} is not the configuration of generating")

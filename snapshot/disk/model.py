@@ -108,7 +108,7 @@ def layout_for(config: ModelConfig) -> Layout:
 def check_described(layout: Layout) -> None:
     """Raise SnapshotError where the config.json of a snapshot would describe another model."""
     with model_errors():
-        layout.refuse_undescribed()
+        layout.model.refuse_undescribed()
 
 
 @contextmanager

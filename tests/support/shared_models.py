@@ -31,8 +31,7 @@ B, T, WINDOW = 3, 32, 9
 SIZES = {
     **ROTARY,
     "num_local_experts": 4,
-    "sliding_window": WINDOW,
-    "use_sliding_window": True,
+    "sliding_window": None,
     "pad_token_id": None,
 }
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": T, "vocab_size": 64}
@@ -43,6 +42,8 @@ def sizes(name: str, **entries: int):
     if name == "gpt2":
         return GPTConfig(64, T, 2, 4, 32)
     content = GPT2 if name == "their gpt2" else {**SIZES, **entries}
+    if "gemma" in name:
+        content = {**content, "sliding_window": WINDOW}
     return model_config({**content, "model_type": name.removeprefix("their ")}, name)
 
 

@@ -44,7 +44,8 @@ def refuse_context(named: str, size: int, matrices: int, model: LanguageModel) -
     if not model.can_share_context:
         raise ConfigError(
             f"{named}, but several processes cannot share the sequences of {model.config.family}, "
-            "or not with output_router_logits: true in its config.json. Set it to 1."
+            "or not with the sliding_window or output_router_logits of its config.json. Set it to "
+            "1."
         )
     heads = model.config.n_head // matrices
     if heads % size:

@@ -23,6 +23,7 @@ from model.family import LanguageModel
 from model.frozen import AUTO, FLOAT32, NF4, FrozenError, keep_frozen, refuse_without_kernels
 from model.gpt import GPT2
 from model.lora import Lora, LoraError
+from model.new_weights import draw
 from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
 from snapshot.disk.load import TensorReader, restore, restore_weights
 from snapshot.disk.model import (
@@ -223,11 +224,11 @@ def fill_weights(
             accelerator.scaler.load_state_dict(start.state.loss_scaler)
     else:
 
-        def draw() -> None:
+        def draw_new() -> None:
             with model_errors("The model "):
-                model.draw_new_weights(seed, adapters_only=base is not None)
+                draw(model, seed, adapters_only=base is not None)
 
-        run_on_all(accelerator, draw)
+        run_on_all(accelerator, draw_new)
 
 
 def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, Any]:

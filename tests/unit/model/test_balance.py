@@ -162,6 +162,6 @@ def test_a_model_with_another_loss_can_be_used_but_not_trained(family, entries):
     model = build_model(model_config({**content, **families.BALANCED}, ""))
     assert model.eval()(*rows(1)).isfinite()
     with pytest.raises(ModelError, match=rf"load-balancing loss of {family}, .* is not supported"):
-        model.layout().refuse_undescribed()
-    built().layout().refuse_undescribed()
-    build_model(model_config(content, "")).layout().refuse_undescribed()
+        model.refuse_undescribed()
+    built().refuse_undescribed()
+    build_model(model_config(content, "")).refuse_undescribed()

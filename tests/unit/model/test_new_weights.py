@@ -14,7 +14,7 @@ from model.families import build_empty, build_model
 from model.gpt import GPT, GPTConfig
 from model.layout import ModelError
 from model.lora import Lora
-from model.new_weights import WithoutMemory
+from model.new_weights import WithoutMemory, draw
 
 SIZES = {
     "gpt2": GPTConfig(vocab_size=96, block_size=48, n_layer=2, n_head=2, n_embd=64),
@@ -31,7 +31,7 @@ def test_new_weights_have_the_distribution_of_the_family(family, rank):
     torch.manual_seed(0)
     expected, model = build_model(sizes), build_empty(sizes)
     state = torch.get_rng_state()
-    model.draw_new_weights(seed=1)
+    draw(model, 1)
     assert torch.equal(torch.get_rng_state(), state)
     for (name, one), (other, found) in zip(
         expected.named_parameters(), model.named_parameters(), strict=True
@@ -49,14 +49,14 @@ def test_new_weights_have_the_distribution_of_the_family(family, rank):
 def test_weights_are_a_function_of_seed_and_name():
     shallow, deep = (build_empty(replace(SIZES["gpt2"], n_layer=n)) for n in (2, 3))
     for model, seed in ((shallow, 1), (deep, 1)):
-        model.draw_new_weights(seed)
+        draw(model, seed)
     before = {name: one.clone() for name, one in shallow.named_parameters()}
     others = dict(deep.named_parameters())
     residual = (2 / 3) ** 0.5  # GPT-2 scales these weights by the depth
     for name, one in before.items():
         scale = residual if name.endswith("c_proj.weight") else 1
         torch.testing.assert_close(others[name], one * scale)
-    shallow.draw_new_weights(2)
+    draw(shallow, 2)
     matrices = [name for name, one in before.items() if one.dim() == 2]
     changed = dict(shallow.named_parameters())
     assert not any(torch.equal(changed[name], before[name]) for name in matrices)
@@ -84,7 +84,7 @@ ODD = OddConfig(**vars(SIZES["gpt2"]))
 
 def test_other_first_values_are_those_of_torch_and_of_constants():
     model = build_empty(ODD)
-    model.draw_new_weights(1)
+    draw(model, 1)
     assert 0 < model.convolution.weight.abs().max() <= 12**-0.5
     assert model.factor.equal(torch.full((3, 2), 5.0))
     assert model.steps.equal(torch.arange(5))
@@ -97,7 +97,7 @@ def test_a_weight_that_nothing_initialises_is_refused(monkeypatch):
 
     monkeypatch.setattr(Odd, "__init__", incomplete)
     with pytest.raises(ModelError, match="nothing gives lost a value"):
-        build_empty(ODD).draw_new_weights(1)
+        draw(build_empty(ODD), 1)
 
 
 def test_a_buffer_that_is_no_constant_is_refused(monkeypatch):

@@ -53,4 +53,4 @@ def test_counts_are_those_of_the_whole_model(family):
     one, other = part.layout(), whole.layout()
     assert one.size_without_output() == other.size_without_output()
     assert snapshot_bytes(one, "adamw") == snapshot_bytes(other, "adamw")
-    one.refuse_undescribed()
+    part.refuse_undescribed()
