@@ -22,14 +22,11 @@ from model.gpt import GPTConfig
 from small_snapshots import state_at
 from snapshot.base import open_base
 from snapshot.comparison import compare_logits
-from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import read_json, write_json
-from snapshot.disk.load import restore
 from snapshot.disk.model import check_described, layout_for, model_config
 from snapshot.disk.save import begin_snapshot
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.named_model import find_model
 from training.run.session import Session
 from training.step import make_optimizer
 
@@ -106,23 +103,6 @@ def test_transformers_computes_the_same_logits_and_gradients(saved, name):
         gradient = parameter.grad.t() if layout.is_transposed(key) else parameter.grad
         torch.testing.assert_close(gradient, written[key].grad, rtol=1e-4, atol=1e-6)
     model.zero_grad()
-
-
-@EACH
-def test_a_snapshot_names_its_model_and_resumes_bit_by_bit(saved, name):
-    model, _, folder = saved[name]
-    check_snapshot(folder)
-    content = read_json(folder / "config.json")
-    assert model_config(content, "it") == model.config
-    assert type(find_model(str(folder)).load()) is type(model)
-    resumed, its_optimizer = attempt(name)
-    restore(folder, resumed, its_optimizer)
-    copy, of_copy = attempt(name)
-    restore(folder, copy, of_copy)
-    for _ in range(2):
-        assert update(resumed, its_optimizer) == update(copy, of_copy)
-    for one, other in zip(resumed.parameters(), copy.parameters(), strict=True):
-        assert one.equal(other)
 
 
 @EACH

@@ -91,11 +91,3 @@ def test_a_damaged_download_of_weights_is_made_again(small, tmp_path, hub):
     result = runs.train(*words(small, "them/model"), f"run.dir={tmp_path / 'run'}", **there)
     assert fault.hits
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.thorough
-def test_a_model_begins_from_another_run_of_ours(small, finished_run, tmp_path):
-    """From the run's folder: its newest snapshot's weights, step 1, and a new optimizer."""
-    runs.train(*words(small, finished_run), f"run.dir={tmp_path / 'run'}", code=0)
-    before = runs.metrics(finished_run, "eval")[-1]["loss"]
-    assert runs.losses(tmp_path / "run")[0] < before + 0.5

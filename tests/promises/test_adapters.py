@@ -23,10 +23,6 @@ from snapshot.named_model import find_model
 from store.kinds import open_store
 
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
-SHAPES = {
-    "DDP-2": ("ddp_cpu.yaml", 2),
-    "FSDP-2": ("fsdp_cpu.yaml", 2),
-}
 
 
 def words(small, base, *more):
@@ -98,24 +94,6 @@ def test_a_snapshot_of_adapters_computes_the_same_elsewhere(trained, family, tmp
     whole = merged(run_dir, tmp_path / "whole")
     assert (theirs(whole, ids) - found).abs().max() < 1e-5
     assert (ours(whole, ids) - found).abs().max() < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
-@pytest.mark.parametrize("shape", ["alone", "DDP-2", "FSDP-2"])
-def test_a_16_bit_base_gives_the_bits_of_a_float32_one(small, llama, tmp_path, shape, precision):
-    """Under autocast, DDP, and FSDP, whose blocks then hold parameters of two dtypes."""
-    config, processes = SHAPES.get(shape, ("cpu.yaml", 1))
-    file = runs.rehearsal(config, tmp_path, processes, mixed_precision=precision)
-    losses = {}
-    for kind, kept in {"auto": "bf16", "float32": "float32"}.items():
-        run_dir = tmp_path / kind
-        more = words(small, llama, *LORA, f"model.frozen_dtype={kind}", f"run.dir={run_dir}")
-        result = runs.launch(file, *runs.WITH_BF16, *more, script=runs.ON_CPU, code=0)
-        assert f"kept in {kept}" in result.stdout
-        losses[kind] = runs.losses(run_dir)
-    assert losses["auto"] == losses["float32"]
-    runs.assert_same_bits(*(runs.snapshot(tmp_path / kind, 20) for kind in losses))
 
 
 @pytest.mark.thorough

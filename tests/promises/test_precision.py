@@ -150,21 +150,6 @@ def test_a_resumed_fsdp_run_ends_with_the_same_bits(trained, start, tmp_path, pr
     assert runs.losses(run_dir) == runs.losses(through)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("fp8", "bf16"), pytest.param("bf16", "fp8", marks=pytest.mark.slow)],
-)
-def test_a_run_changes_to_fp8_and_back_and_says_so(trained, start, tmp_path, before, after):
-    run_dir = copied(trained("one", before), 10, tmp_path / "run")
-    assert f", {HEADERS[before]};" in state_of(run_dir, 10)["computed_on"]
-    result = start("one", after, run_dir)
-    assert result.returncode == 0, result.stderr
-    assert "step-00000010, the newest of this run" in result.stdout
-    assert f"now computed on 1 process, CPU with 1 thread, {HEADERS[after]};" in result.stdout
-    assert result.stderr == ""  # torchao logs a lot
-
-
 @pytest.mark.parametrize(
     "shape",
     [
@@ -270,15 +255,3 @@ def test_compiled_runs_have_the_same_losses_and_tensor_names(
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
     names = [set(runs.tensors(runs.snapshot(d, STEPS))) for d in (plain, tmp_path / "run")]
     assert names[0] == names[1]
-
-
-@pytest.mark.slow
-def test_a_sample_does_not_use_up_what_may_be_compiled(small, tmp_path):
-    # More layers than torch compiles one function for. It says what it then leaves as it is.
-    entries = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
-    config = runs.rehearsal("fsdp.yaml", tmp_path, 2, **entries)
-    words = ["model.n_layer=10", "model.n_embd=16", "train.max_steps=4", "train.sample_every=2"]
-    result = runs.launch(config, *small, *words, f"run.dir={tmp_path / 'run'}", code=0)
-    assert "compiled by block with aot_eager" in result.stdout
-    assert result.stdout.count("----- sample at step") == 2
-    assert "recompile" not in result.stderr

@@ -62,16 +62,6 @@ def test_a_merged_model_has_the_weights_of_the_base_itself(trained, base, tmp_pa
 
 
 @pytest.mark.slow
-def test_compiled_blocks_compute_the_same(words, trained, tmp_path):
-    more = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
-    file = runs.rehearsal("cpu.yaml", tmp_path, 1, **more)
-    result = runs.launch(file, *words, f"run.dir={tmp_path / 'run'}", code=0)
-    assert "compiled by block with aot_eager" in result.stdout
-    expected, found = (torch.tensor(runs.losses(one)) for one in (trained, tmp_path / "run"))
-    assert (expected - found).abs().max() < 1e-5
-
-
-@pytest.mark.slow
 def test_fsdp_in_fp16_is_refused(words, tmp_path):
     file = runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, mixed_precision="fp16")
     result = runs.launch(file, *words, f"run.dir={tmp_path / 'run'}")

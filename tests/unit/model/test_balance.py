@@ -12,7 +12,6 @@ import families
 from model.families import build_model
 from model.head import IGNORED
 from model.layout import ModelError
-from model.lora import Lora
 from snapshot.disk.model import model_config
 
 NAME = "load_balancing_loss"
@@ -121,30 +120,6 @@ def test_checkpointing_computes_the_same(way):
     assert losses[0].equal(losses[1])
     assert_same(gradients(checkpointed, losses[1]), gradients(plain, losses[0]))
     assert part_of(checkpointed) == part_of(plain)
-
-
-@pytest.mark.parametrize("lora", [None, Lora(2, 4)])
-def test_in_bf16_it_is_near_and_adapters_are_trained_with_it(lora):
-    """Frozen routers have a gradient of what adapters change before them."""
-    config = model_config({**MIXTURES["mixtral"], **families.BALANCED}, "mixtral")
-    model, batch = build_model(replace(config, lora=lora)).train(), rows(2)
-    model(*batch)
-    exact = part_of(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(*batch)
-    assert loss.dtype == torch.float32
-    assert 0 < abs(part_of(model) - exact) < 0.02 * exact
-
-
-def test_a_coefficient_of_zero_only_reports_it_and_without_the_entry_nothing_does():
-    ids, targets = rows(2)
-    models = [
-        built(**entries)
-        for entries in ({"router_aux_loss_coef": 0.0}, {"output_router_logits": False})
-    ]
-    losses = [model(ids, targets).item() for model in models]
-    assert losses[0] == losses[1]
-    assert [bool(model.loss_parts) for model in models] == [True, False]
 
 
 OF_4 = {**families.ROTARY, "num_experts_per_tok": 2}

@@ -56,16 +56,6 @@ def test_the_limit_is_the_least_of_the_control_groups(tmp_path, lines, files, ex
     assert cpu.cores_of_control_groups(tmp_path / "no Linux") == math.inf
 
 
-@pytest.mark.parametrize(
-    ("allowed", "expected"),
-    [(0.2, 1), (1.2, 1), (1.5, 2), (2.5, 3), (3.7, 4), (8, 8), (math.inf, 8)],
-)
-def test_a_limit_is_rounded_to_whole_cores(monkeypatch, allowed, expected):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
-    monkeypatch.setattr(cpu, "cores_of_control_groups", lambda: allowed)
-    assert cpu.cores() == expected
-
-
 @pytest.fixture
 def threads(monkeypatch) -> list[int]:
     """The number of threads, at first 64, where control groups allow 4 cores."""

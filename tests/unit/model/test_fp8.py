@@ -12,10 +12,9 @@ from model.causal_lm import CausalLMConfig
 from model.fp8 import Fp8Error, use_fp8
 from model.gpt import GPTConfig
 from model.lora import hidden
-from model.recompute import SELECTIVE
 from product_dtypes import products_of_step
 
-IDS = torch.arange(64).view(2, 32)
+IDS = torch.arange(62).view(2, 31)  # an odd number of tokens
 SIZES = {"vocab_size": 320, "block_size": 48, "n_layer": 2, "n_head": 4, "n_embd": 64}
 CONFIGS = {
     "our GPT": GPTConfig(**SIZES),
@@ -62,26 +61,6 @@ def test_every_product_of_these_layers_is_in_fp8_and_nearly_that_of_bf16():
     assert in_fp8.item() == pytest.approx(loss.item(), rel=2e-3)
     for one, other in zip(gradients, others, strict=True):
         assert torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.97
-
-
-@pytest.mark.parametrize("tokens", [1, 7])
-def test_any_number_of_tokens_is_computed(tokens):
-    model = CONFIGS["our GPT"].build()
-    use_fp8(model, emulated=True)
-    loss, _ = step(model, IDS[:1, :tokens])
-    assert loss.isfinite()
-
-
-@pytest.mark.parametrize("way", [True, SELECTIVE])
-def test_what_is_computed_again_has_the_same_bits(way):
-    found = []
-    for kind in (False, way):
-        torch.manual_seed(0)
-        model = GPTConfig(**SIZES, activation_checkpointing=kind).build().train()
-        use_fp8(model, emulated=True)
-        found.append(step(model))
-    assert torch.equal(found[0][0], found[1][0])
-    assert all(map(torch.equal, found[0][1], found[1][1]))
 
 
 def test_other_layers_stay_in_16_bits():

@@ -17,7 +17,6 @@ from model.causal_lm import CausalLMConfig
 from model.families import build_model
 from model.family import parameter_count
 from model.frozen import (
-    DTYPES,
     NF4,
     FrozenError,
     casts_weights,
@@ -29,8 +28,6 @@ from model.frozen import (
 )
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
-from model.products import product
-from model.recompute import WAYS
 
 LORA = Lora(rank=2, alpha=4, dropout=0.1)
 ROWS, TIME = 2, 12
@@ -123,24 +120,6 @@ def test_a_layer_that_somebody_changed_keeps_float32():
     assert not casts_weights(block.mlp.c_fc)
 
 
-@pytest.mark.parametrize("kind", DTYPES)
-def test_a_product_keeps_no_cast_copy_for_the_backward_pass(kind):
-    weight = torch.randn(8, 4).to(DTYPES[kind])
-    x, bias = torch.randn(2, 3, 4, requires_grad=True), torch.randn(8, requires_grad=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda x: x):
-        output = product(x, weight, bias)
-    assert {one.untyped_storage().data_ptr() for one in kept} <= {
-        weight.untyped_storage().data_ptr(),
-        x.untyped_storage().data_ptr(),
-    }
-    output.sum().backward()
-    other, same = (one.detach().clone().requires_grad_() for one in (x, bias))
-    nn.functional.linear(other, weight.float(), same).sum().backward()
-    assert x.grad.equal(other.grad)
-    assert bias.grad.equal(same.grad)
-
-
 def test_levels_are_those_of_the_paper_and_rows_are_quantized_alone():
     """The nearest of 16 quantiles of a normal distribution, times the block's largest number.
 
@@ -175,17 +154,6 @@ def test_losses_and_gradients_are_those_of_dequantized_weights(precision):
         weight = dequantize(layer.weight, PRECISIONS[precision]).float()
         reference.get_submodule(name).weight.data = weight
     assert all(map(torch.equal, computed(reference, precision), computed(model, precision)))
-
-
-@pytest.mark.parametrize("recompute", [way for way in WAYS if way])
-@pytest.mark.parametrize("kind", ["bf16", NF4])
-def test_what_is_recomputed_has_the_same_bits(kind, recompute):
-    found = []
-    for way in (False, recompute):
-        model = adapted("wide", way)
-        keep_frozen(model, kind, "bf16")
-        found.append(computed(model, "bf16"))
-    assert all(map(torch.equal, *found))
 
 
 def test_bytes_names_and_counts_are_those_of_the_model():

@@ -80,21 +80,6 @@ def test_of_equal_logits_the_first_are_kept(logits, settings, expected):
     assert next_token_probabilities(torch.tensor(logits), **settings).tolist() == expected
 
 
-def test_each_row_is_cut_on_its_own():
-    rows = torch.stack((LOGITS, LOGITS.flip(0)))
-    expected = torch.tensor([[0, 4 / 7, 0, 3 / 7], [3 / 7, 0, 4 / 7, 0]])
-
-    torch.testing.assert_close(next_token_probabilities(rows, top_k=2), expected)
-    torch.testing.assert_close(next_token_probabilities(rows, top_p=0.65), expected)
-
-
-def test_half_precision_logits_give_whole_probabilities():
-    for settings in ({}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}):
-        probabilities = next_token_probabilities(LOGITS.bfloat16(), **settings)
-        assert probabilities.dtype == torch.float32
-        torch.testing.assert_close(probabilities.sum(), torch.tensor(1.0))
-
-
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
 @pytest.mark.parametrize(
     "settings",
@@ -108,18 +93,6 @@ def test_the_cache_gives_what_plain_generation_gives(model, length, settings):
     made = tokens_of(model, prompt, 3 * BLOCK, seed=4, **settings)
 
     assert made.tolist() == plain_generation(model, prompt, 3 * BLOCK, seed=4, **settings).tolist()
-
-
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.0}])
-def test_a_batch_of_two_is_generated_together(model, settings):
-    prompt = prompt_of(3, batch=2)
-    made = tokens_of(model, prompt, 2 * BLOCK, **settings)
-
-    assert made.shape == (2, 2 * BLOCK)
-    assert made.tolist() == plain_generation(model, prompt, 2 * BLOCK, **settings).tolist()
-    if settings["temperature"] == 0:  # no row knows of the other
-        rows = [tokens_of(model, row[None], 2 * BLOCK, **settings)[0].tolist() for row in prompt]
-        assert made.tolist() == rows
 
 
 def test_within_the_block_each_token_costs_one_position(model):

@@ -13,7 +13,6 @@ import families
 from model.families import build_model
 from model.gpt import GPTConfig
 from model.recompute import WAYS
-from planning.fake_trace import Shape, traced_update
 from snapshot.disk.model import model_config
 
 LAYERS, B, T, C = 2, 2, 32, 32
@@ -90,15 +89,3 @@ def test_a_compiled_model_has_the_same_gradients(name, way, whole):
         called(IDS, IDS, POSITIONS).backward()
         found.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
-
-
-PLANNED = [pytest.param(name, marks=[pytest.mark.slow] * (name != "gpt2")) for name in NAMES]
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_gpu_is_planned_with_what_each_way_keeps(name):
-    nothing, whole, selective = (
-        traced_update(sizes(name, way), B, Shape("cuda", "bf16")).totals().sum(1).max()
-        for way in WAYS
-    )
-    assert whole < selective < nothing

@@ -37,19 +37,6 @@ def test_the_rate_is_stable_then_falls_as_one_minus_the_root(step, rate):
     assert learning_rate_at(step, WSD, max_steps=100) == pytest.approx(rate, abs=1e-6)
 
 
-def test_a_decay_over_everything_begins_after_the_warm_up():
-    whole = OptimConfig(1.0, 0.0, warmup_steps=10, schedule="wsd", decay_fraction=1.0)
-    rates = [learning_rate_at(step, whole, max_steps=14) for step in range(9, 15)]
-    assert rates == pytest.approx([0.9, 1.0, 0.5, 0.292893, 0.133975, 0.0], abs=1e-6)
-    assert learning_rate_at(5, whole, max_steps=5) == 0.5  # it ends in the warm-up
-
-
-def test_a_stable_rate_does_not_depend_on_the_last_step():
-    for step in range(1, 81):
-        rates = {learning_rate_at(step, WSD, most) for most in (100, 101, 500, 10**9)}
-        assert len(rates) == 1
-
-
 @pytest.mark.thorough
 def test_an_extended_run_is_one_that_was_longer_from_the_start(small, tmp_path):
     wsd = [*small, "optim.schedule=wsd", "snapshot.every=5", "train.eval_every=20"]
