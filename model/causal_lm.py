@@ -28,7 +28,7 @@ from model.layout import Layout, ModelError
 from model.lora import INSTALL, hidden
 from model.older_config import with_older_entries
 from model.products import compute_dtype
-from model.recompute import around_block, within_block
+from model.recompute import recompute_of
 from model.tensor import REPLICATED, WAYS, Plan
 
 NESTED = {"text_config", "vision_config"}
@@ -39,7 +39,6 @@ UNUSED_KEYS = {"attn_implementation", "experts_implementation", "transformers_ve
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
-LARGEST_NUMBER = 2**31
 MOST_MODULES = 20_000
 COUNTS = ("layer", "expert")
 """Parts of the names of entries that count modules."""
@@ -95,8 +94,8 @@ class CausalLMConfig(ModelConfig):
         repo, or is quantized, and if transformers is not installed.
         """
         for name, number in content.items():
-            most = MOST_MODULES if any(part in name for part in COUNTS) else LARGEST_NUMBER
-            if isinstance(number, int | float) and abs(number) > most:
+            is_count = isinstance(number, int) and any(part in name for part in COUNTS)
+            if is_count and number > MOST_MODULES:
                 raise ModelError(f"has {name}={number:g}, which no model has")
         if content.get("quantization_config"):
             raise unusable(
@@ -241,8 +240,7 @@ class CausalLM(LanguageModel):
             attention = IN_ROWS
         try:
             self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
-            way = config.activation_checkpointing
-            if recompute := around_block(way) or within_block(way, config.dropout):
+            if recompute := recompute_of(config.activation_checkpointing, config.dropout):
                 self.lm.activation_checkpointing_enable({"use_reentrant": False})
                 self.lm._set_gradient_checkpointing(gradient_checkpointing_func=recompute)
         except (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):

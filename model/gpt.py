@@ -21,7 +21,7 @@ from model.attention import Rows, attend
 from model.family import LanguageModel, ModelConfig
 from model.head import Head
 from model.layout import Layout, ModelError, Shape
-from model.recompute import around_block, within_block
+from model.recompute import recompute_of
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
@@ -143,7 +143,7 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
-        self.recompute = within_block(config.activation_checkpointing, config.dropout)
+        self.recompute = recompute_of(config.activation_checkpointing, config.dropout)
 
     def forward(
         self, x: Tensor, rows: Rows | None = None, cache: KeyValueCache | None = None
@@ -167,7 +167,6 @@ class Transformer(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
-        self.recompute = around_block(config.activation_checkpointing)
 
     def forward(
         self,
@@ -180,10 +179,7 @@ class Transformer(nn.Module):
         # float32 even if the weights are frozen in 16 bits, or FSDP's have 16 bits.
         x = self.drop(self.wte(ids).float() + self.wpe(positions).float())
         for block in self.h:
-            if self.recompute is not None and self.training and cache is None:
-                x = self.recompute(block, x, rows)
-            else:
-                x = block(x, rows, cache)
+            x = block(x, rows, cache)
         return self.ln_f(x)
 
 

@@ -35,18 +35,13 @@ ATTENTION = (
 them: its scores would need T times T numbers for each head."""
 
 
-def around_block(way: bool | str) -> Recompute | None:
-    """How a model calls its blocks in training; None for a plain call."""
-    return _whole if way is True else None
-
-
-def within_block(way: bool | str, dropout: float) -> Recompute | None:
+def recompute_of(way: bool | str, dropout: float) -> Recompute | None:
     """How a block calls its own computation in training; None for a plain call.
 
     The compiler of a single block has to see which of its results are kept.
     """
     if way != SELECTIVE:
-        return None
+        return _whole if way is True else None
     # Attention with dropout advances the generator. If it were not computed again, dropout after
     # it would get other masks.
     kept = PRODUCTS if dropout else (*PRODUCTS, *ATTENTION)

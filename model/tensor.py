@@ -3,9 +3,8 @@
 Every parameter becomes a DTensor on the mesh of these processes, and a layer computes with its
 local part (Shoeybi et al., 2019). A process has some heads of attention and some channels of the
 MLP: the first matrices of a layer are sharded by their outputs, the last one by its inputs, and
-what that returns is a part of a sum. Embeddings, norms and the output layer are replicated; each
-process computes the loss of some positions (`model.head.Head`). So is a weight that joins several
-matrices, whose own rows lie apart: each process multiplies by those.
+what that returns is a part of a sum. Embeddings, norms and the output layer are replicated. So is a
+weight that joins several matrices, whose own rows lie apart: each process multiplies by those.
 
 A plan has transformers' words (`base_model_tp_plan`), for our models as for theirs.
 """
