@@ -42,6 +42,9 @@ STORAGE = torch.bfloat16
 """The dtype of a packed weight, whose bits are not numbers. FSDP gathers bf16 without a cast, in
 float32 runs and in bf16."""
 
+AT_ONCE = 1 << 22
+"""Numbers that are quantized at once, which takes several times their memory."""
+
 
 class FrozenError(ValueError):
     """Frozen weights that a model cannot have: a sentence with the key, the value, the remedy."""
@@ -157,11 +160,13 @@ def quantize(rows: Tensor) -> Tensor:
     load_kernels()
     inputs = rows.size(1)
     packed = torch.empty(len(rows), packed_width(inputs), dtype=STORAGE)
-    found = rows.cpu().float().contiguous()
-    levels, scales = torch.ops.bitsandbytes.quantize_4bit(found, BLOCK, NF4, torch.uint8)
-    content = packed.view(torch.uint8)
-    content[:, : inputs // 2] = levels.view(len(rows), -1)
-    content[:, inputs // 2 :] = scales.view(len(rows), -1).view(torch.uint8)
+    at_once = max(1, AT_ONCE // inputs)
+    for part, of_part in zip(rows.split(at_once), packed.split(at_once), strict=True):
+        found = part.cpu().float().contiguous()
+        levels, scales = torch.ops.bitsandbytes.quantize_4bit(found, BLOCK, NF4, torch.uint8)
+        content = of_part.view(torch.uint8)
+        content[:, : inputs // 2] = levels.view(len(part), -1)
+        content[:, inputs // 2 :] = scales.view(len(part), -1).view(torch.uint8)
     return packed
 
 
