@@ -215,7 +215,7 @@ class RunConfig:
     project: str = "accelerate-gpt"
     """Project name in the trackers."""
     max_minutes: float | None = number(None, TINY, 10**7)
-    """Stop with a snapshot within this many minutes of the launch; null: no limit."""
+    """Stop with a snapshot within this many minutes of the start; null: no limit."""
     grace_seconds: float = number(25.0, 1, 1_000_000)
     """Time that a stop may take: to finish the step, save it and upload it."""
     collective_timeout_seconds: int = number(180, 1, 1_000_000)

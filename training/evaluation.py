@@ -18,8 +18,6 @@ from training.distributed.accelerator import is_compiled, unwrapped
 from training.exits import TrainingStopped
 
 TOKENS, MOST_SECONDS = 400, 20.0
-TOGETHER = 16
-"""With several processes, check whether the time is up after so many tokens."""
 
 
 def held_out_loss(
@@ -61,21 +59,19 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
         )
         tokens: list[int] = beginning.tolist() if marks else []
         try:
-            for number, token in enumerate(map(int, drawn), start=1):
+            for token in map(int, drawn):
                 if token in stops:
                     break
                 tokens.append(token)
-                if number < TOKENS and _is_late(accelerator, number, deadline):
+                if _is_late(accelerator, deadline):
                     break
         except BrokenModel as error:
             raise TrainingStopped(str(error)) from error
     return tokenizer.decode(tokens)
 
 
-def _is_late(accelerator: Accelerator, number: int, deadline: float) -> bool:
+def _is_late(accelerator: Accelerator, deadline: float) -> bool:
     """Whether the time is up on the main process. Every process must call this."""
-    if accelerator.num_processes > 1 and number % TOGETHER:
-        return False
     late = torch.tensor([int(time.monotonic() > deadline)], device=accelerator.device)
     return bool(broadcast(late))
 

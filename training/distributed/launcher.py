@@ -170,21 +170,9 @@ def launcher() -> Launcher | None:
     return None
 
 
-def seconds_since_launch() -> float:
-    """Seconds since this process started, or since its launcher if that has restarted it.
-
-    A shell that installs first, and then becomes the launcher, counts as the launcher's start: so
-    the launcher is asked only where the time of earlier attempts is to count.
-    """
-    started_by = launcher()
-    restarted = env_var("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    process = started_by.process if started_by is not None and restarted else psutil.Process()
-    return seconds_since_start(process)
-
-
-def seconds_since_start(process: psutil.Process) -> float:
-    """How long a process has existed. Raises psutil.NoSuchProcess if it has ended."""
-    created = float(process.create_time())
+def seconds_since_start() -> float:
+    """How long this process has existed."""
+    created = float(psutil.Process().create_time())
     if sys.platform == "linux":  # psutil knows the time of the boot in whole seconds, in both terms
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
     return time.time() - created

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -26,8 +24,6 @@ from training.reporting.console import Console
 from training.reporting.speed import PASSES, PhaseClock
 from training.reporting.trackers import values_of
 
-OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
-"""Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
 LOWER_RATE = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
@@ -73,7 +69,7 @@ class Report:
         """Seconds that each snapshot stalled the steps."""
         self.durable_seconds: list[float] = []
         """Seconds until each snapshot was on disk."""
-        self.clock = PhaseClock(seconds_since_start(psutil.Process()))
+        self.clock = PhaseClock(seconds_since_start())
         self.skipped_in_a_row = 0
         self.collected: list[Collected] = []
         """The steps since the last `write`."""
@@ -92,12 +88,13 @@ class Report:
     ) -> None:
         """Add the metrics of a step: this process's mean loss, and the norm before clipping.
 
-        `metrics` are this process's other ones. Raises ConfigError for one that is no number.
+        `metrics` are this process's other ones, each one number.
         `loss_parts` are sums and counts (2,), whose quotient over all processes is a metric.
         """
-        others = {
-            name: _as_tensor(name, value, loss.device) for name, value in (metrics or {}).items()
-        }
+        others = {}
+        for name, value in (metrics or {}).items():
+            number = torch.as_tensor(value).detach().to(loss.device, torch.float32, copy=True)
+            others[name] = number.reshape(())  # raises for more than one number
         others |= loss_parts or {}
         self.collected.append(Collected(step, learning_rate, loss, grad_norm, others))
         self.console.step = step
@@ -260,21 +257,3 @@ class Report:
 def _number_of(mean: Tensor) -> float:
     """A metric, from the mean of it or of its sum and count over the processes."""
     return float(mean[0] / mean[1]) if len(mean) == 2 else float(mean)
-
-
-def _as_tensor(name: str, value: float | Tensor, device: torch.device) -> Tensor:
-    """A copy of a metric on the device, as one float. Raises ConfigError for anything else."""
-    if OWN_NAMES.fullmatch(name):
-        raise ConfigError(
-            f"train.py gives session.finish_step a metric {name}, a name that every line of "
-            "metrics.jsonl may have already. Give the metric another name."
-        )
-    if isinstance(value, int | float):
-        return torch.tensor(value, dtype=torch.float32, device=device)
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        return value.detach().to(device, torch.float32, copy=True).reshape(())
-    shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else None
-    raise ConfigError(
-        f"train.py gives session.finish_step the metric {name}, which is {shape or repr(value)}. "
-        "A metric is a number, or a tensor with one real number: give its mean, for example."
-    )

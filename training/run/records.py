@@ -47,20 +47,11 @@ def begin_records(console: Console, config: Config, start: Start, state: RunStat
     console.metrics = metrics
     if problem:
         console.warn(problem)
-    metrics.add_event("start", state.step, _origin(run_dir, start))
+    metrics.add_event("start", state.step, "resumed" if start.folder else "from scratch")
     metrics.add_event("machine", state.step, state.computed_on or "")
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
             metrics.add_event("changed", state.step, change)
-
-
-def _origin(run_dir: Path, start: Start) -> str:
-    """Where the attempt starts."""
-    if start.folder is None:
-        return "from scratch"
-    if not start.is_in(run_dir):
-        return "from the snapshot of another run"
-    return f"resumed from the {'Hub' if start.fetched else 'disk'}"
 
 
 def fetch_missing(config: Config, start: Start, state: RunState) -> str:

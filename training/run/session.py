@@ -39,7 +39,7 @@ from training.distributed.launcher import (
     fit_threads,
     is_local_main_process,
     launcher,
-    seconds_since_launch,
+    seconds_since_start,
 )
 from training.distributed.processes import ProcessGroupTimeouts, decided_by_main, run_on_all
 from training.evaluation import held_out_loss
@@ -212,7 +212,7 @@ class Session:
         )
         optimizer.optimizer.register_step_pre_hook(self.release_weights)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
-        self._agreement = Agreement(accelerator, config, self.signals, seconds_since_launch())
+        self._agreement = Agreement(accelerator, config, self.signals, seconds_since_start())
         model.train()
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)

@@ -173,7 +173,7 @@ class Agreement:
     def __init__(
         self, accelerator: Accelerator, config: Config, signals: Signals, age: float
     ) -> None:
-        """Begin an attempt whose command was launched `age` seconds ago."""
+        """Begin an attempt whose process started `age` seconds ago."""
         run, now = config.run, time.monotonic()
         self.reason = ""
         """Why the attempt ends before the last step; empty while it continues."""

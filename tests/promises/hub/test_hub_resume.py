@@ -86,7 +86,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     )
     # The newest is what was there when it started, whatever was still on its way then.
     moved = runs.metrics(there, "start")
-    assert [one["text"] for one in moved] == ["from scratch", "resumed from the Hub"]
+    assert [one["text"] for one in moved] == ["from scratch", "resumed"]
     assert reached <= moved[1]["step"] < STEPS
     if before == after:
         runs.assert_same_bits(runs.snapshot(alone, STEPS), runs.snapshot(there, STEPS))

@@ -221,23 +221,6 @@ def test_metrics_of_one_process_alone_are_refused(tmp_path):
         report.write(accelerator)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("norms", torch.ones(2, 3), r"norms, which is a tensor of shape \(2, 3\)"),
-        ("rank", "high", "rank, which is 'high'. A metric is a number"),
-        ("mfu", 1.0, "a metric mfu, a name that every line .* Give the metric another name"),
-        ("hub_step", 1.0, "a metric hub_step, a name that every line"),
-        ("blocks_of_source_1", 1.0, "a metric blocks_of_source_1, a name that every line"),
-    ],
-)
-def test_a_metric_that_is_no_number_is_refused_at_once(tmp_path, name, value, words):
-    report = report_of(tmp_path)
-    with pytest.raises(ConfigError, match=words):
-        report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {name: value})
-    assert report.collected == []
-
-
 def test_json_lines_never_hold_what_is_no_json(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl", step=0)
     with pytest.raises(ValueError, match="JSON"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ import psutil
 import pytest
 
 from training.distributed import launcher
-from training.distributed.launcher import seconds_since_launch, seconds_since_start
 
 WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
 TWO_WORKERS = """
@@ -80,19 +78,6 @@ def test_what_is_exported_makes_no_launcher_of_a_shell(under, monkeypatch, words
         monkeypatch.setenv(name, "1")
     with under(*words):
         assert launcher.launcher() is None
-        since = seconds_since_start(psutil.Process())  # psutil's own is off by up to a second
-        assert abs(seconds_since_launch() - since) < 1  # not the shell's
-
-
-@pytest.mark.parametrize(("restarts", "counted"), [("0", "own"), ("1", "launcher's")])
-def test_what_a_shell_did_before_it_became_the_launcher_does_not_count(
-    under, monkeypatch, tmp_path, restarts, counted
-):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
-    monkeypatch.setattr(launcher, "seconds_since_start", lambda process: process.pid)
-    with under(sys.executable, program(tmp_path, "accelerate"), "launch", "train.py") as parent:
-        pids = {"own": os.getpid(), "launcher's": parent.pid}
-        assert seconds_since_launch() == pids[counted]
 
 
 def test_only_a_worker_that_died_by_itself_is_missed(under, tmp_path, monkeypatch):
