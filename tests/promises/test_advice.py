@@ -18,7 +18,6 @@ from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain
 from sealed import seal
-from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from store.errors import StoreError
@@ -173,18 +172,6 @@ def test_advice_is_followed(in_repo, a_run, begins, refused, case):
         assert advice in said
         then(in_repo)
         assert begins(corrected) == step
-
-
-def test_of_another_configuration(a_run, begins, refused):
-    said = refused("run.name=mine model.n_layer=1 train.seed=7")
-    lines = [line.split(": ") for line in said.splitlines() if line.startswith("  ")]
-    words = [f"{key.strip()}={values.partition(' in the')[0]}" for key, values in lines]
-    assert words == ["model.n_layer=2", "train.seed=1337"]
-    assert "Restore these values, or give the new run another run.name" in said
-    assert begins(f"run.name=mine {' '.join(words)}") == 30
-    assert begins("run.name=new model.n_layer=1 train.seed=7") is None
-    assert "set model.pretrained=<this run or repo>" in said
-    assert open_base("model.pretrained", str(a_run), 5.0).key == f"model.pretrained={a_run}"
 
 
 ODD = {

@@ -167,11 +167,6 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     }
 
 
-def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:
-    """The shape (B, T) of the micro-batch of one process."""
-    return split_of(accelerator, config.train).micro_batch, config.data.block_size
-
-
 def split_of(accelerator: accelerate.Accelerator, train: TrainConfig) -> Split:
     """How the sequences of a step are divided among processes and micro-batches."""
     parts = data_parallel_size(accelerator)

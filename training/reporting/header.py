@@ -38,7 +38,6 @@ from training.distributed.launcher import (
 from training.distributed.sharing import context_size, tensor_size
 from training.reporting.console import Console
 from training.reporting.report import Report
-from training.reporting.speed import PhaseClock
 
 
 def print_header(
@@ -214,17 +213,6 @@ def print_stop(console: Console, config: Config, report: Report, reason: str) ->
         f"the same command resumes there"
     )
     console.say(f"snapshot  {report.last_snapshot}")
-
-
-def print_times(console: Console, clock: PhaseClock) -> None:
-    """Print where the time of this attempt went."""
-    console.say("\ntime      " + "\n          ".join(clock.table()))
-
-
-def print_finished(console: Console, step: int) -> None:
-    """Print that the run had taken all of its steps before this attempt."""
-    console.close()
-    console.say(f"The run is finished at step {step}. A larger train.max_steps extends it.")
 
 
 def print_end(

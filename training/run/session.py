@@ -32,7 +32,7 @@ from training.distributed.accelerator import (
     check_model,
     convert_to_fp8,
     is_compiled,
-    micro_batch_shape,
+    split_of,
     unwrapped,
 )
 from training.distributed.launcher import (
@@ -214,7 +214,7 @@ class Session:
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._agreement = Agreement(accelerator, config, self.signals, seconds_since_start())
         model.train()
-        shape = micro_batch_shape(accelerator, config)
+        shape = split_of(accelerator, config.train).micro_batch, config.data.block_size
         build_gradient_buckets(accelerator, model, optimizer, shape)
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
@@ -296,8 +296,12 @@ class Session:
         """Publish the last snapshot, wait for the upload, and return the exit code."""
         self.signals.phase = Phase.UPLOADING
         if self.finished:
-            header.print_finished(self.console, self.state.step)
-            self._finish_uploads()
+            self.console.close()
+            step = self.state.step
+            self.console.say(
+                f"The run is finished at step {step}. A larger train.max_steps extends it."
+            )
+            finish_uploads(self.console, self.config, self._uploads, self.signals)
             return EXIT_DONE
         assert self._writer is not None
         self.report.clock.enter(END)
@@ -309,10 +313,10 @@ class Session:
         else:
             header.print_stop(self.console, self.config, self.report, self._agreement.reason)
         with self.report.clock.within(UPLOAD):
-            self._finish_uploads()
+            finish_uploads(self.console, self.config, self._uploads, self.signals)
         self._writer.prune(self.state.step)  # what an upload needed until now
         close_trackers(self.accelerator, self.signals.seconds_left() - LAST_WORDS_SECONDS)
-        header.print_times(self.console, self.report.clock)
+        self.console.say("\ntime      " + "\n          ".join(self.report.clock.table()))
         # When the first process leaves, the launcher ends the others. It may still upload.
         hub = self.config.hub
         self._timeouts.wait_for_everyone(hub.flush_seconds if hub.store_url is not None else 0)
@@ -347,9 +351,6 @@ class Session:
         if writer.pending:  # the other processes wait for the one that writes
             self._timeouts.relax()
         writer.finish()
-
-    def _finish_uploads(self) -> None:
-        finish_uploads(self.console, self.config, self._uploads, self.signals)
 
     def _say_now(self, text: str) -> None:
         """Tell the user, from any thread."""

@@ -114,7 +114,17 @@ class SnapshotWriter:
         state.skipped_steps = self._report.skipped
         state.computed_on = computed_on(accelerator)
         try:
-            snapshot = self._snapshot = self._begin_snapshot(state)
+            snapshot = self._snapshot = begin_snapshot(
+                self._root,
+                state,
+                self._resharded(),
+                self._optimizer,
+                self._save_rest,
+                adapters=self._adapters,
+                end_of_text=self._tokenizer.end_of_text,
+                piece_bytes=self._config.snapshot.piece_bytes,
+                writers=self._writers,
+            )
         except Unresumable as error:
             raise ConfigError(f"the snapshot of step {state.step}: {error}.") from error
         except SnapshotError as error:
@@ -152,20 +162,6 @@ class SnapshotWriter:
         """The bare model with the parameters that the optimizer has, also after an evaluation."""
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
         return unwrapped(self._accelerator, self._model)
-
-    def _begin_snapshot(self, state: RunState) -> Snapshot:
-        model = self._resharded()
-        return begin_snapshot(
-            self._root,
-            state,
-            model,
-            self._optimizer,
-            self._save_rest,
-            adapters=self._adapters,
-            end_of_text=self._tokenizer.end_of_text,
-            piece_bytes=self._config.snapshot.piece_bytes,
-            writers=self._writers,
-        )
 
     def finish(self) -> None:
         """Wait until an update may change what the pending snapshot holds. All call this.

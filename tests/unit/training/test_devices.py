@@ -10,7 +10,6 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from config.compose import load_config
-from training.distributed import accelerator
 from training.distributed.processes import OF_THREADS, ProcessGroupTimeouts
 from training.step import compute_reproducibly
 
@@ -20,17 +19,6 @@ def gpu(monkeypatch):
     """A machine with a GPU, as far as torch is asked whether there is one."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_run_on_the_cpu_beside_a_gpu_is_one_of_a_cpu(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: False)
-    assert accelerator.effective_precision() is None
-
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-
-    assert accelerator.effective_precision() == "no"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -114,7 +114,16 @@ def test_metrics_go_on_in_a_file_that_was_removed_or_cut(tmp_path, size):
 
 
 @pytest.mark.parametrize(
-    "line", [b"garbage", b"[1]", b'{"step": 5}', b"\xff\x00", b'{"step": "1"}']
+    "line",
+    [
+        b"garbage",
+        b"[1]",
+        b'{"step": 5}',
+        b"\xff\x00",
+        b'{"step": "1"}',
+        b'{"event": "train", "step": 2, "loss": 2.0, "lr"{',
+        b'{"event": "train", "step": 2, "loss": 2.0, "lr": "\xff"}',
+    ],
 )
 def test_a_metrics_file_that_is_none_is_named_with_its_line(tmp_path, line):
     path = tmp_path / "metrics.jsonl"

@@ -81,29 +81,6 @@ def test_each_step_is_there_once_after_kills_and_resumes(small, tmp_path):
     assert sorted(samples) == [10, 20, 30, 40]
 
 
-FAILS = """
-import accelerate.tracking, atexit, time
-atexit.register(time.sleep, 600)
-def log(*_, **__):
-    raise ValueError("no room")
-accelerate.tracking.TensorBoardTracker.log = log
-"""
-
-
-@pytest.mark.thorough
-def test_a_tracker_that_fails_costs_no_step(small, tmp_path):
-    """Nor does an exit handler of its library hold the process."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "sitecustomize.py").write_text(FAILS)
-    run_dir = tmp_path / "run"
-    words = tracked(small, run_dir, "tensorboard")
-    result = runs.train(*words, PYTHONPATH=str(tmp_path / "modules"))
-    assert result.returncode == 0, result.stderr
-    assert sorted(expected(run_dir)) == list(range(1, STEPS + 1))
-    assert result.stdout.count("run.tracker=tensorboard") == 1
-    assert "run.tracker=tensorboard is off until the next start: no room." in result.stdout
-
-
 class Fake(GeneralTracker):
     """Takes rows, and does what a test says at one of its calls."""
 
