@@ -83,14 +83,14 @@ def attend_by_products(query: Tensor, key: Tensor, value: Tensor, dropout_p: flo
     batch, heads, time, size = query.shape
     chunk = max(1, QUERY_CHUNK_BYTES // query.element_size())
     flat = (batch * heads, time, size)
-    rows, keys, values = query.reshape(flat), key.reshape(flat), value.reshape(flat)
-    mixed = []
-    for begin in range(0, time, chunk):
-        part = rows[:, begin : begin + chunk]
-        end = begin + part.size(1)
+    keys, values = key.reshape(flat), value.reshape(flat)
+    mixed, end = [], 0
+    for part in query.reshape(flat).split(chunk, dim=1):  # its gradient is one copy, a slice's two
+        begin, end = end, end + part.size(1)
         mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
         past = keys[:, :end].transpose(1, 2)
         scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
         weights = F.dropout(scores.softmax(dim=-1), dropout_p)
-        mixed.append(torch.bmm(weights, values[:, :end]))
-    return torch.cat(mixed, dim=1).view(batch, heads, time, size)
+        mixed.append(torch.bmm(weights, values[:, :end]).view(batch, heads, -1, size))
+    # In memory (B, T, H, D), as the layer after attention takes it: no second copy is made there.
+    return torch.cat([part.transpose(1, 2) for part in mixed], dim=1).transpose(1, 2)
