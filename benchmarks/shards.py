@@ -1,7 +1,7 @@
 """A large snapshot of two processes under FSDP: each writes its shards, or the main process all.
 
 `measure` starts this file under `accelerate launch`, with random weights and moments. In turns, the
-processes write by `begin_snapshot`, by it with all shards gathered, and by `async_save` of
+processes write by `Snapshot`, by it with all shards gathered, and by `async_save` of
 torch.distributed.checkpoint; `dd` with conv=fsync writes as many bytes. An update that comes at
 once waits until `release` returns, or `async_save`. Before a restore, the files leave the cache.
 """
@@ -114,15 +114,14 @@ class Bench:
         from data.tokenizer import CharTokenizer
         from snapshot.disk.folder import folder_name, verify
         from snapshot.disk.load import restore
-        from snapshot.disk.save import begin_snapshot
+        from snapshot.disk.save import Snapshot, Writers
         from snapshot.disk.state import RunState
-        from snapshot.disk.writers import Writers
 
         state = RunState("run", "attempt", 1, 0, 0, None, {"optim": {"name": "adamw"}}, {})
         self.accelerator.wait_for_everyone()
         begun = time.perf_counter()
         optimizer = self.optimizer.optimizer
-        snapshot = begin_snapshot(
+        snapshot = Snapshot(
             folder,
             state,
             self.model,

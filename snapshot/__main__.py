@@ -2,8 +2,7 @@
 
 python -m snapshot list NAME      list the snapshots, newest first
 python -m snapshot verify NAME    verify all snapshots of a folder, or the newest of a store:
-                                  hashes, headers, contents, and the logits of the newest, which
-                                  transformers must compute as well
+                                  hashes, headers and contents
 python -m snapshot status NAME    say how far the run in a store is, and which attempt on which
                                   machine has uploaded that, and when
 python -m snapshot merge NAME FOLDER
@@ -21,6 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from browser.space import make_space
@@ -28,16 +28,13 @@ from common.command import exit_code_of
 from common.printable import printable
 from config.removed import removed_option
 from snapshot.command_line import USER_ERRORS
-from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import atomic_folder, manifest_entries
-from snapshot.disk.model import model_of
-from snapshot.disk.state import loss_in_words, read_state
+from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import BASE_HELP, find_model, write_model
 from snapshot.source import find
-from snapshot.status import print_status
 from store.fetch import NoneWhole
 from store.latest import remote_step
 
@@ -76,12 +73,6 @@ def _show(text: str) -> None:
     print(printable(text))
 
 
-def _warn(text: str) -> int:
-    """Print untrusted text on stderr."""
-    print(printable(text, multiline=True), file=sys.stderr)
-    return NOT_WHOLE
-
-
 def _merge(options: argparse.Namespace) -> int:
     """Write a model to a new folder, which transformers loads and `model.pretrained` takes."""
     named, folder = find_model(options.source, options.base), options.folder
@@ -101,78 +92,76 @@ def _space(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(options: argparse.Namespace) -> int:
-    """Verify all snapshots of a folder, or download and verify the newest of a store."""
-    source, whole, faults = find(options.source), list[tuple[Path, str]](), list[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            if source.contents is not None:
-                found = source.fetch(Path(folder))
-                whole, faults = [(found.path, found.name)], [*found.faults]
-        except NoneWhole as error:
-            faults.append(str(error))
-        for path in source.folders():
+def _list(options: argparse.Namespace, verifies: bool = False) -> int:
+    """Print a line for each snapshot of a source, and what is wrong with the others; the exit code.
+
+    To verify, all snapshots of a folder are hashed, or the newest of a store is downloaded.
+    """
+    source, faults = find(options.source), list[str]()
+    contents, folders = source.contents, [(path, str(path)) for path in source.folders()]
+    with tempfile.TemporaryDirectory() as target:
+        if contents is not None and verifies:
             try:
-                check_snapshot(path)
-                whole.append((path, str(path)))
+                found = source.fetch(Path(target))
+                folders, faults = [(found.path, found.name)], [*found.faults]
+            except NoneWhole as error:
+                faults.append(str(error))
+        elif contents is not None:
+            for place in contents.folders():
+                sizes = [
+                    contents.files[p].size for p in contents.files if p.startswith(f"{place}/")
+                ]
+                _show_snapshot(remote_step(place), sum(sizes), f"{contents.name} {place}")
+            if not contents.folders():
+                faults.append(str(NoneWhole(contents, ())))
+        for path, name in folders:
+            try:
+                if verifies and path.parent != Path(target):
+                    check_snapshot(path)
+                state, entries = read_state(path), manifest_entries(path)
             except SnapshotError as error:
                 faults.append(str(error))
-        is_same = not whole or _describe(*whole[0])
-    for _, place in whole[1:]:
-        _show(f"also whole: {place}")
+                continue
+            more = ""
+            if verifies:
+                run = f"run {value_of(state.config, 'run.name')}, {state.run_id[:8]}"
+                more = f": whole, {len(entries)} files, every hash right; {run}"
+            _show_snapshot(state.step, sum(size for size, _ in entries.values()), f"{name}{more}")
     for fault in faults:
-        _warn(f"not whole: {fault}")
-    return 0 if is_same and not faults else NOT_WHOLE
+        print(printable(f"not whole: {fault}", multiline=True), file=sys.stderr)
+    return NOT_WHOLE if faults else 0
 
 
-def _describe(folder: Path, place: str) -> bool:
-    """Print what a whole snapshot at a `place` is; whether transformers computes the same."""
-    state, entries = read_state(folder), manifest_entries(folder)
-    size = sum(size for size, _ in entries.values())
-    loss = "nothing held out was evaluated before it"
-    if (best := state.best_loss) is not None:
-        loss = f"{loss_in_words(state.data, best)}, the best that was held out before it"
-    _show(f"snapshot  {place}: whole, {len(entries)} files, {size:,} bytes, every hash right")
-    _show(
-        f"run       {value_of(state.config, 'run.name')}, {state.run_id[:8]}, step {state.step:,}"
-    )
-    _show(f"loss      {loss}")
-    try:
-        _show(f"logits    {compare_logits(folder, model_of(folder)[0])}")
-    except OtherModel as error:
-        _warn(f"error: {str(error).replace(str(folder), place)}.")
-        return False
-    return True
+def _show_snapshot(step: int, size: int, where: str) -> None:
+    _show(f"step {step:>10,}  {size:>15,} bytes  {where}")
 
 
-def _list(options: argparse.Namespace) -> int:
-    """Print a line for each snapshot of a source; the exit code."""
-    source = find(options.source)
-    rows: list[tuple[int, int, str]] = []
-    if (contents := source.contents) is not None:
-        for folder in contents.folders():
-            size = sum(contents.files[p].size for p in contents.files if p.startswith(f"{folder}/"))
-            rows.append((remote_step(folder), size, f"{contents.name} {folder}"))
-    for path in source.folders():
-        try:
-            sizes = [size for size, _ in manifest_entries(path).values()]
-            rows.append((read_state(path).step, sum(sizes), str(path)))
-        except SnapshotError as error:
-            _show(f"{path.name}  {error}")
-    for step, size, where in rows:
-        _show(f"step {step:>10,}  {size:>15,} bytes  {where}")
-    if contents is not None and contents.latest is not None:
-        _show(f"newest: step {contents.latest.step}, run {contents.latest.run_id[:8]}")
-    if rows:
-        return 0
-    lack = f"{source.name} holds no snapshot that can be read. Name a run's folder."
-    return _warn(f"not whole: {lack if contents is None else NoneWhole(contents, ())}")
+def _status(options: argparse.Namespace) -> int:
+    """Print which attempt on which machine has uploaded the newest snapshot of a store, and when.
+
+    Raises SnapshotError and StoreError where that is unknown.
+    """
+    if (contents := find(options.source).contents) is None:
+        raise SnapshotError(
+            f"{options.source} is a folder, and status is that of a store. The newest line of "
+            "metrics.jsonl and exit_code say how far a run is here."
+        )
+    if refusal := contents.refusal():
+        raise SnapshotError(refusal)
+    if (latest := contents.latest) is None:
+        raise SnapshotError(f"{contents.store.name} holds no run. Check the name.")
+    _show(f"run       {latest.run_id[:8]} in {contents.name}")
+    _show(f"attempt   {latest.attempt_id[:8]}, generation {latest.generation}")
+    _show(f"machine   {latest.machine or 'unknown'}")
+    _show(f"step      {latest.step:,} is the newest there")
+    _show(f"uploaded  {latest.time}, by the clock of that machine")
+    return 0
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "list": _list,
-    "verify": _verify,
-    "status": lambda options: print_status(options.source),
+    "verify": partial(_list, verifies=True),
+    "status": _status,
     "merge": _merge,
     "space": _space,
 }

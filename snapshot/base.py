@@ -21,7 +21,8 @@ from common.retries import with_retries
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from model.families import ARCHITECTURES
 from model.family import ModelConfig
-from snapshot.disk.folder import expanded, readable, visible
+from model.layout import Shape, Stored
+from snapshot.disk.folder import expanded, names_in, readable, visible
 from snapshot.disk.load import TensorReader, files_of
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
@@ -38,6 +39,7 @@ from store.fetch import INFERENCE, SMALL, fetch
 from store.latest import SNAPSHOTS
 from store.store import PREFIX
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 EXACT = re.compile(rf"[0-9a-f]{{7,40}}|{SNAPSHOTS}/.+")
 """The part of a name that can mean only one commit or snapshot."""
 SAMPLES, SAMPLE_BYTES = 64, 4096
@@ -50,18 +52,28 @@ class Base:
 
     key: str
     """The configuration key and value that name it, for messages."""
-    name: str
-    """The folder, or the store and its commit or snapshot."""
     folder: Path
     """Where config.json and the tokenizer lie, and the weights once they are there."""
     place: str = ""
     """The name by which another machine finds the same; empty for a folder."""
-    published: tuple[str, str | None] | None = None
-    """How adapters name it: a repo and its commit, or `place`; None for a folder."""
     download: Callable[[], object] = lambda: None
     """Downloads the weights and verifies them."""
     of_text: Mapping[str, Any] = field(default_factory=dict)
     """What is null in a config.json without a vocabulary: that, the context, the end of a text."""
+
+    @property
+    def published(self) -> tuple[str, str | None]:
+        """How adapters name it: a repo and its commit, or a URL or a folder."""
+        repo, _, commit = self.place.removeprefix(PREFIX).partition("@")
+        if COMMIT.fullmatch(commit):
+            return repo, commit
+        return self.place or str(self.folder.absolute()), None
+
+    @property
+    def name(self) -> str:
+        """The folder, or the store and its commit or snapshot."""
+        name, commit = self.published
+        return f"{name}@{commit[:12]}" if commit else self.place or str(self.folder)
 
     def on_text(self, vocabulary: int, context: int, end_of_text: int | None = None) -> Base:
         """The model for a text, whose sizes it has where its config.json leaves them open: null."""
@@ -107,7 +119,7 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
     named = f"{key}={value}"
     own = ARCHITECTURES.get(value) if key == "model.architecture" else None
     with naming(named):
-        source = Source(str(own), own) if own else find(value, timeout, any_model=True)
+        source = Source(own) if own else find(value, timeout, any_model=True)
         return base_of(named, source, with_weights)
 
 
@@ -130,26 +142,17 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> Base:
 
     Raises SnapshotError for what is no model, StoreError for a failed download.
     """
-    is_run = source.is_run
-    if source.contents is not None and not is_run:  # there may be nothing to download
-        _refuse_other_files(named, source.contents.files, with_weights)
+    if not source.is_run:  # there may be nothing to download
+        _refuse_other_files(named, source.names(), with_weights)
     found = source.fetch_model(SMALL)
-    folder, contents = found.path, found.contents
-    if contents is None or is_run:
-        with readable(folder):
-            names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-        _refuse_other_files(named, names, with_weights and not is_run)
-    if contents is None:
-        return Base(named, str(folder), folder)
+    if source.is_run:
+        _refuse_other_files(named, names_in(found.path), with_weights=False)
+    if (contents := found.contents) is None:
+        return Base(named, found.path)
     work: Callable[[], object] = partial(source.fetch_model, INFERENCE)
-    if is_run:  # that snapshot, whatever the run uploads meanwhile
+    if source.is_run:  # that snapshot, whatever the run uploads meanwhile
         work = partial(with_retries, partial(fetch, contents, found.folder, None, INFERENCE))
-    place, commit = contents.pinned(found.folder).rstrip("@"), contents.commit
-    is_commit = commit and place.endswith(f"@{commit}")
-    if is_commit:
-        repo = contents.store.name
-        return Base(named, f"{repo}@{commit[:12]}", folder, place, (repo, commit), work)
-    return Base(named, place, folder, place, (place, None), work)
+    return Base(named, found.path, contents.pinned(found.folder).rstrip("@"), work)
 
 
 def _refuse_other_files(named: str, names: Collection[str], with_weights: bool) -> None:
@@ -165,9 +168,9 @@ def _refuse_other_files(named: str, names: Collection[str], with_weights: bool) 
         raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the name.")
     if with_weights and not any(WEIGHTS.fullmatch(name) for name in names):
         raise SnapshotError(
-            f"{named} has no weights as safetensors. Files of other kinds can execute code, or are "
-            "quantized, and are not read. Name a repo or a revision with model.safetensors (many "
-            "have one at refs/pr/..., converted by the Hub), or save the model with transformers' "
+            f"{named} has no weights as safetensors, and no others are read: they can execute "
+            "code. Name a repo or a revision with model.safetensors (many have one at "
+            "refs/pr/..., converted by the Hub), or save the model with transformers' "
             "save_pretrained."
         )
 
@@ -193,15 +196,16 @@ def check_weights(base: Base, config: ModelConfig) -> None:
             embedding = found[layout.embedding_name()].names[0]
             for name in shapes.keys() - used:  # constants, or copies of the embedding
                 if shapes[name] == shapes[embedding]:
-                    _refuse_own_output(reader, name, embedding)
+                    _refuse_own_output(reader, name, embedding, shapes[name])
     except SnapshotError as error:
         files = ", ".join(sorted(path.name for path in files_of(base.folder, WHOLE))[:2])
         raise SnapshotError(f"{base.key}: {files or 'its weights'}: {error}.") from error
 
 
-def _refuse_own_output(reader: TensorReader, output: str, embedding: str) -> None:
+def _refuse_own_output(reader: TensorReader, output: str, embedding: str, shape: Shape) -> None:
     """Raise SnapshotError for an output layer of its own, although the config ties it."""
-    own, tied = (reader.slice_of(name)[...] for name in (output, embedding))
+    everything = tuple(map(slice, shape))
+    own, tied = (reader.read(Stored((name,)), shape, everything) for name in (output, embedding))
     if own.dtype != tied.dtype or not own.equal(tied):
         raise SnapshotError(
             f"{output} differs from {embedding}, to which {CONFIG} ties it. Set "
@@ -214,27 +218,28 @@ def open_base_of(
 ) -> Base:
     """The base of the adapters in the snapshot at `where`, whose weights have this digest.
 
-    It is the repo at the commit that the snapshot names, or a folder: the snapshot's, or the one
-    `named` by the user, or a snapshot in that. What exists on this disk is a folder. The weights of
-    a repo may be left to fetch. Raises SnapshotError if the base is not there or another model is,
-    StoreError if its store cannot be reached.
+    It is the folder or the repo at the commit that the snapshot names, or a folder `named` by the
+    user, or a snapshot in one of these. The weights of a repo may be left to fetch. Raises
+    SnapshotError if the base is not there or another model is, StoreError if its store cannot be
+    reached.
     """
     base, revision = adapters.base, adapters.revision
-    place = base if revision is None else f"{PREFIX}{base}@{revision}"
-    key = f"{where} holds adapters. Their base {place}"
-    is_store = "://" in place and (named is None or _is_place(named, place))
-    folders = Source(place, expanded(base if named is None else named)).folders()
-    if is_store and revision is not None:  # a start needs no Hub if it is on this disk
+    folder = visible(expanded(base if named is None else named))
+    is_repo = revision is not None and not (named is not None and folder.exists())
+    if is_repo and named is not None and not _may_be(named, base, revision or ""):
+        is_repo = False
+    key = f"{where} holds adapters. Their base {base}{'' if revision is None else f'@{revision}'}"
+    folders = Source(folder).folders()
+    if is_repo:  # a start needs no Hub if it is on this disk
         cached = huggingface_hub.try_to_load_from_cache(base, CONFIG, revision=revision)
         folders = [Path(cached).parent] if isinstance(cached, str) else []
     for folder in folders:
         with suppress(SnapshotError):  # half a download
             if (folder / CONFIG).is_file() and digest_of(folder) == digest:
-                return Base(key, place, folder)
-    # No address is opened that the user does not give: a snapshot may name any.
-    if is_store and (revision is not None or named is not None):
+                return Base(key, folder)
+    if is_repo:
         with naming(key):
-            return base_of(key, find(place, timeout, any_model=True))
+            return base_of(key, find(f"{PREFIX}{base}@{revision}", timeout, any_model=True))
     fault = "is not there" if named is None else f"is not what is in {named}"
     raise SnapshotError(
         f"{key} {fault}. Name the folder that it is in now: a resume takes "
@@ -242,17 +247,10 @@ def open_base_of(
     )
 
 
-def _is_place(named: str, place: str) -> bool:
-    """Whether a user's name can mean a place in a store: no path, and no other commit or snapshot.
-
-    A branch or a tag may lead to any commit.
-    """
-    if visible(expanded(named)).exists():
-        return False
-    (repo, _, at), (of_place, _, commit) = (
-        name.removeprefix(PREFIX).partition("@") for name in (named, place)
-    )
-    return repo == of_place and (commit.startswith(at) or EXACT.fullmatch(at) is None)
+def _may_be(named: str, repo: str, commit: str) -> bool:
+    """Whether a user's name can mean this commit of a repo: a branch or a tag may be any."""
+    named_repo, _, at = named.removeprefix(PREFIX).partition("@")
+    return named_repo == repo and (commit.startswith(at) or not EXACT.fullmatch(at))
 
 
 def digest_of(folder: Path) -> str:

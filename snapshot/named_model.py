@@ -15,7 +15,7 @@ from model.lora import merge_adapters
 from snapshot.base import Base, base_of, check_weights, open_base_of
 from snapshot.disk.folder import MANIFEST, write_json
 from snapshot.disk.load import restore_weights
-from snapshot.disk.model import CONFIG, WHOLE, Adapters, model_of, prefix_of
+from snapshot.disk.model import ADAPTERS, CONFIG, WHOLE, Adapters, model_of
 from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensor_files import create_files, plan_files
 from snapshot.disk.tensors import parts_of_weights, shapes_of
@@ -36,11 +36,12 @@ class NamedModel:
     """The folder, or the store with its commit."""
     folder: Path
     sizes: ModelConfig
+    weights: Base | None
+    """Where its weights are; None for adapters, whose base is looked for when it is loaded."""
     state: RunState | None = None
     """The state of the run that it is a snapshot of; None for any other model."""
     from_store: bool = False
     """Whether somebody else may have written `state`."""
-    base: Base | None = None
     adapters: Adapters | None = None
     """What its snapshot holds, if that is not the whole model."""
     base_name: str | None = None
@@ -48,18 +49,19 @@ class NamedModel:
 
     def load(self) -> LanguageModel:
         """The model with its weights, on the CPU. Raises SnapshotError and StoreError."""
-        base = self.base
-        if self.adapters is not None:  # before a model is built whose sizes nobody has checked
+        weights = self.weights
+        if weights is None:
+            assert self.adapters is not None
             digest = None if self.state is None else self.state.base_digest
-            base = open_base_of(self.adapters, digest, self.folder, TIMEOUT_SECONDS, self.base_name)
-        if base is not None:
-            base.fetch_weights()
-            check_weights(base, replace(self.sizes, lora=None))
+            weights = open_base_of(
+                self.adapters, digest, self.folder, TIMEOUT_SECONDS, self.base_name
+            )
+        weights.fetch_weights()
+        check_weights(weights, replace(self.sizes, lora=None))  # before a model is built
         model = build_empty(self.sizes)
-        if base is not None:
-            restore_weights(base.folder, model)
-        if self.base is None:
-            restore_weights(self.folder, model, prefix_of(self.folder))
+        restore_weights(weights.folder, model)
+        if self.adapters is not None:
+            restore_weights(self.folder, model, ADAPTERS)
         return model
 
     def tokenizer(self) -> Tokenizer:
@@ -75,21 +77,23 @@ def find_model(name: str, base: str | None = None) -> NamedModel:
     `base` is where the base of adapters is. Raises SnapshotError for what is none of these, and
     StoreError if a store cannot be reached.
     """
-    source = find(name, any_model=True)
-    path = source.path
-    # What has no config.json is no model: `fetch` says what is wrong.
-    if source.is_run or (path and ((path / MANIFEST).exists() or not (path / CONFIG).exists())):
+    source, key = find(name, any_model=True), f"model={name}"
+    is_folder, names = source.contents is None, source.names()
+    # A folder without config.json is no model: `fetch` says what is wrong.
+    if source.is_run or (is_folder and (MANIFEST in names or CONFIG not in names)):
         found = source.fetch(wanted=INFERENCE)
-        (sizes, adapters), state = model_of(found.path), read_state(found.path)
-        is_remote = found.contents is not None
-        named = NamedModel(found.name, found.path, sizes, state, is_remote, adapters=adapters)
+        folder, (sizes, adapters) = found.path, model_of(found.path)
+        weights = Base(key, folder) if adapters is None else None
+        named = NamedModel(
+            found.name, folder, sizes, weights, read_state(folder), not is_folder, adapters, base
+        )
     else:
-        other = base_of(f"model={name}", source)
+        other = base_of(key, source)
         sizes = other.config(dropout=0.0, activation_checkpointing=False)
-        named = NamedModel(other.name, other.folder, sizes, base=other)
+        named = NamedModel(other.name, other.folder, sizes, other)
     if base is not None and named.adapters is None:
         raise SnapshotError(f"--base {base}: {named.name} holds its own weights. Leave it out.")
-    return replace(named, base_name=base)
+    return named
 
 
 def write_model(named: NamedModel, folder: Path) -> None:
@@ -109,5 +113,5 @@ def write_model(named: NamedModel, folder: Path) -> None:
     create_files(folder, WHOLE, files)
     file_of = {name: file for file in files for name in file.shapes}
     for part in parts:
-        part.whole().write(folder, file_of)
+        part.write(folder, file_of)
     write_json(folder / CONFIG, model.config.config_json())

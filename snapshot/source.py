@@ -8,7 +8,7 @@ the folder that `python -m snapshot list` prints name one of its snapshots.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from data.tokenizer_files import CHAT_TEMPLATE, CONFIG, GENERATION, MORE_TEMPLAT
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
     expanded,
+    names_in,
     newest_verified,
     snapshot_folders,
     snapshots_in,
@@ -57,8 +58,6 @@ WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 class Source:
     """Where a name leads: to a `path` of this disk, or to a store with these `contents`."""
 
-    name: str
-    """The path, or the store and its commit."""
     path: Path | None = None
     contents: Contents | None = None
 
@@ -68,6 +67,12 @@ class Source:
         if self.contents is not None:
             return bool(self.contents.folders())
         return self.folders() != [self.path]
+
+    def names(self) -> Collection[str]:
+        """The paths of its files in the store, or the names of those in the folder."""
+        if self.contents is not None:
+            return self.contents.files.keys()
+        return names_in(self.path) if self.path is not None and self.path.is_dir() else ()
 
     def folders(self) -> list[Path]:
         """The snapshots of a run on this disk, newest first, or the folder itself."""
@@ -87,7 +92,6 @@ class Source:
         """
         if self.contents is not None:
             return fetch_newest(self.contents, root, wanted, refuse)
-        assert self.path is not None
         newest, faults = newest_verified(self.folders(), check_snapshot)
         if newest is None:
             raise SnapshotError(f"{self.path} has no whole snapshot: {'; '.join(faults)}")
@@ -108,8 +112,7 @@ class Source:
             for name, file in self.contents.files.items()
             if SMALL_FILE.fullmatch(name) or (wanted is INFERENCE and WEIGHTS.fullmatch(name))
         }
-        work = partial(download, self.contents, digests)
-        return Fetched(with_retries(work), self.contents)
+        return Fetched(with_retries(partial(download, self.contents, digests)), self.contents)
 
 
 def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -> Source:
@@ -120,7 +123,7 @@ def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -
     """
     path = visible(expanded(name))
     if path.exists():
-        return Source(str(path), path)
+        return Source(path)
     store, at, folder = name.partition(f"@{SNAPSHOTS}/")
     place = named_store(store, timeout)
     if place is not None and at:
@@ -132,8 +135,7 @@ def find(name: str, timeout: float = TIMEOUT_SECONDS, any_model: bool = False) -
             f"{name} is neither a folder that exists nor a repo of the Hub (owner/name or "
             "owner/name@revision) nor a URL."
         )
-    contents = with_retries(lambda: read_store(*place))
-    return Source(contents.name, contents=contents)
+    return Source(contents=with_retries(lambda: read_store(*place)))
 
 
 @contextmanager

@@ -41,6 +41,9 @@ from store.store import Store
 
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """The temporary folder for another run's snapshot, until this run has loaded its weights."""
+NAME_ANOTHER = (
+    " Name a snapshot that is whole, a run's folder, or its store; auto is the newest of this run."
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,6 @@ class Start:
     """Which snapshot and why, for the header."""
     warnings: tuple[str, ...] = ()
     """Problems with newer snapshots that were skipped, and with the store."""
-    fetched: bool = False
-    """Whether the snapshot was downloaded from the run's own store."""
     remote: str | None = None
     """The name of the same snapshot in a store, for machines that do not have it."""
     contents: Contents | None = None
@@ -115,8 +116,9 @@ def choose_start(
     # If an earlier attempt of this command began there, the named snapshot may be gone.
     began_from = None if start.state is None else value_of(start.state.config, "snapshot.resume")
     if resume != "auto" and began_from != public_resume(resume):
-        named = _named(resume, root, timeout, refuse)
-        start = _branch(start, named, run_dir, resume)
+        with naming(f"snapshot.resume={resume}", NAME_ANOTHER):
+            found = find(resume, timeout).fetch(root / ORIGIN, refuse=refuse)
+        start = _branch(start, found, run_dir, resume)
     if start.state is not None:
         refuse(start.state)
     return start
@@ -170,45 +172,71 @@ def newest_of_disk_and_store(
     try:
         contents = with_retries(lambda: _read_or_create(own))
     except StoreError as error:
-        if not can_do_without:
-            raise _unknown(own, error) from error
-        return local.warned(f"{str(error).rstrip('.')}. The run continues without it")
-    _refuse_contents(own, contents)
+        if can_do_without:
+            return local.warned(f"{str(error).rstrip('.')}. The run continues without it")
+        if isinstance(error, StoreRefused) and not isinstance(error, StoreOffline):
+            raise
+        raise StoreUnreachable(
+            f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run. Start "
+            "again when it can be reached; a run that is new can begin without "
+            f"{own.store.key.partition('=')[0]}, which a later start may have."
+        ) from error
+    if own.private and not contents.head.private:
+        raise SnapshotError(
+            f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
+            "Make it private, name another, or allow it with hub.private=false."
+        )
+    if refusal := contents.refusal():
+        raise SnapshotError(refusal)
     local = replace(local, contents=contents)
-    latest, step = contents.latest, -1 if local.state is None else local.state.step
-    if latest is not None and local.state is not None and latest.run_id != local.state.run_id:
-        if not own.takeover:
-            raise SnapshotError(
-                f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. To "
-                "continue the local run, name another store, or replace what this one holds with "
-                "hub.takeover=true; to continue the run in the store, give another run.name (and "
-                "run.dir, if that is set)."
-            )
-        return _from_disk(own, contents, local)
-    if latest is None or latest.step <= step:
-        return _from_disk(own, contents, local)
+    latest, state = contents.latest, local.state
+    is_other = latest is not None and state is not None and latest.run_id != state.run_id
+    if latest is not None and is_other and not own.takeover:
+        raise SnapshotError(
+            f"{own.store.key} holds another run than {root.parent}, at step {latest.step}. To "
+            "continue the local run, name another store, or replace what this one holds with "
+            "hub.takeover=true; to continue the run in the store, give another run.name (and "
+            "run.dir, if that is set)."
+        )
+    step = -1 if state is None else state.step
+    if latest is None or is_other or latest.step <= step:
+        return _from_disk(own, local)
     try:
         found = fetch_newest(contents, root, refuse=refuse, after=step)
     except NoneWhole as error:
-        if local.state is None:
+        if state is None:
             fault = f"{str(error).rstrip('.')}. Start again in another store."
             raise SnapshotError(fault) from error
-        return _from_disk(own, contents, local.skipping(error.faults))
+        return _from_disk(own, local.skipping(error.faults))
     except (StoreError, DiskFault) as error:
         if not can_do_without:
             raise
         what = f"step {latest.step} of {contents.name} could not be fetched"
         return local.warned(f"{what}: {error}")
-    why = "there is none here" if local.state is None else f"newer than step {step} here"
+    why = "there is none here" if state is None else f"newer than step {step} here"
     fetched = _at(found, f"{found.path}, fetched from {contents.name}: {why}")
-    return replace(fetched, warnings=local.warnings + fetched.warnings, fetched=True)
+    return replace(fetched, warnings=local.warnings + fetched.warnings)
 
 
-def _from_disk(own: RunStore, contents: Contents, local: Start) -> Start:
+def _read_or_create(own: RunStore) -> Contents:
+    store = own.store
+    store.require_token()
+    contents = None
+    with suppress(StoreMissing):
+        contents = read_store(store)
+    with suppress(StoreUnreachable):  # a token that is refused is reported now, not at an upload
+        store.check_token()
+    if contents is None:
+        store.create(own.private)
+        contents = read_store(store)
+    return contents
+
+
+def _from_disk(own: RunStore, local: Start) -> Start:
     """`local`, and its name in the store if that has the same or other machines need it."""
-    if local.folder is None or local.state is None:
+    if local.folder is None or local.state is None or local.contents is None:
         return local
-    digest, latest = manifest_sha256(local.folder), contents.latest
+    digest, latest, contents = manifest_sha256(local.folder), local.known_latest, local.contents
     if own.for_all and (latest is None or latest.manifest_sha256 != digest):
         contents = _upload_for_all(own, contents, local.folder, local.state)
         latest = contents.latest
@@ -229,10 +257,10 @@ def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunS
     cannot be uploaded.
     """
     prunes_nothing = Policy(LARGEST_STEP, 0.0, own.private, own.takeover)
-    target = UploadTarget(
-        own.store, prunes_nothing, state.run_id, uuid.uuid4().hex, contents.latest
+    attempt = Attempt(
+        UploadTarget(own.store, prunes_nothing, state.run_id, uuid.uuid4().hex, contents.latest)
     )
-    attempt, upload = Attempt(target), Upload(newest, Card(f"# Step {state.step}\n"))
+    upload = Upload(newest, Card(f"# Step {state.step}\n"))
     try:
         with_retries(lambda: attempt.upload(upload))
     except (Fenced, StoreMoved) as error:
@@ -241,79 +269,31 @@ def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunS
     return with_retries(lambda: read_store(own.store))
 
 
-def _read_or_create(own: RunStore) -> Contents:
-    store = own.store
-    store.require_token()
-    contents = None
-    with suppress(StoreMissing):
-        contents = read_store(store)
-    with suppress(StoreUnreachable):  # a token that is refused is reported now, not at an upload
-        store.check_token()
-    if contents is None:
-        store.create(own.private)
-        contents = read_store(store)
-    return contents
-
-
-def _unknown(own: RunStore, error: StoreError) -> StoreError:
-    """The error of a start that needs to know what a store holds that cannot be read."""
-    if isinstance(error, StoreRefused) and not isinstance(error, StoreOffline):
-        return error
-    return StoreUnreachable(
-        f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run. Start "
-        "again when it can be reached; a run that is new can begin without "
-        f"{own.store.key.partition('=')[0]}, which a later start may have."
-    )
-
-
-def _refuse_contents(own: RunStore, contents: Contents) -> None:
-    """Raise SnapshotError for a store that is no run's, or public against `hub.private`."""
-    if own.private and not contents.head.private:
-        raise SnapshotError(
-            f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
-            "Make it private, name another, or allow it with hub.private=false."
-        )
-    if refusal := contents.refusal():
-        raise SnapshotError(refusal)
-
-
-def _named(resume: str, root: Path, timeout: float, refuse: StateCheck) -> Start:
-    remedy = (
-        " Name a snapshot that is whole, a run's folder, or its store; auto is the newest of this "
-        "run."
-    )
-    with naming(f"snapshot.resume={resume}", remedy):
-        found = find(resume, timeout).fetch(root / ORIGIN, refuse=refuse)
-    where = found.path if found.contents is None else f"{resume}, step {step_of(found.path)}"
-    return _at(found, f"{where}, as snapshot.resume asks")
-
-
 def _at(found: Fetched, reason: str) -> Start:
     """The start at a snapshot that was found on this disk, or downloaded."""
     remote = None if found.contents is None else found.contents.pinned(found.folder)
-    state = read_state(found.path)
-    start = Start(found.path, state, reason, remote=remote, contents=found.contents)
+    start = Start(found.path, read_state(found.path), reason, (), remote, found.contents)
     return start.skipping(found.faults)
 
 
-def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
-    """A new run from the named snapshot, or this run's newest if that started from it before.
+def _branch(own: Start, found: Fetched, run_dir: Path, resume: str) -> Start:
+    """A new run from a named snapshot, or this run's newest if that started from it before.
 
     Raises SnapshotError if the run has other snapshots.
     """
-    assert named.folder is not None
-    assert named.state is not None
-    origin = manifest_sha256(named.folder)
+    origin = manifest_sha256(found.path)
     if own.folder is None or own.state is None:
+        where = resume if found.contents else found.path
+        named = _at(found, f"{where}, step {step_of(found.path)}, as snapshot.resume asks")
+        assert named.state is not None
         named.state.origin, named.state.run_id = origin, uuid.uuid4().hex
         return replace(named, warnings=own.warnings + named.warnings, contents=own.contents)
     if own.state.origin == origin or manifest_sha256(own.folder) == origin:
         return own
-    is_same_run = own.state.run_id == named.state.run_id
-    relation = "is already further" if is_same_run else "already holds another run"
     store = "" if own.contents is None else f" and its store {own.contents.store.name}"
     raise SnapshotError(
-        f"snapshot.resume={resume}, but {run_dir}{store} {relation}, at step {own.state.step}. To "
-        "start a new run there, give it another run.name (and run.dir and store, if they are set). "
-        "To return to that step, leave snapshot.resume out and remove the newer snapshots."
+        f"snapshot.resume={resume}, but {run_dir}{store} has snapshots already, up to step "
+        f"{own.state.step}. To start a new run there, give it another run.name (and run.dir and "
+        "store, if they are set). To return to that step, leave snapshot.resume out and remove the "
+        "newer snapshots."
     )

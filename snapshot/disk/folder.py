@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from snapshot.errors import SnapshotError
@@ -83,9 +84,9 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def temporary_name(name: str) -> str:
+def temporary_name(name: str, number: int | None = None) -> str:
     """A unique name: without locks another process may build or remove the same folder."""
-    return f"{TEMPORARY_PREFIX}{name}-{uuid.uuid4().hex[:8]}"
+    return f"{TEMPORARY_PREFIX}{name}-{uuid.uuid4().int >> 96 if number is None else number:08x}"
 
 
 def snapshot_folders(root: Path) -> list[Path]:
@@ -217,29 +218,29 @@ def verify(folder: Path) -> None:
     unreadable file, or an invalid manifest.
     """
     with readable(folder):
-        if not folder.is_dir():
-            raise SnapshotError(f"{folder} is not a folder")
         if not (folder / MANIFEST).is_file() or (folder / MANIFEST).is_symlink():
             raise SnapshotError(f"{folder} is not a snapshot: it has no {MANIFEST}")
         entries = manifest_entries(folder)
         there = names_in(folder) - {MANIFEST}
-        if missing := next((name for name in entries if name not in there), None):
-            raise SnapshotError(f"{folder} is damaged: {missing} is missing")
-        with ThreadPoolExecutor(VERIFYING_THREADS) as pool:
-            # The first fault is raised here, and cancels what has not begun.
-            list(pool.map(lambda name: _verify_file(folder / name, *entries[name]), entries))
-        if unlisted := sorted(there - set(entries)):
+        if unlisted := sorted(there - entries.keys()):
             raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
 
+        def check(name: str) -> None:
+            path, (size, digest) = folder / name, entries[name]
+            fault = None
+            if name not in there:
+                fault = "is missing"
+            elif path.is_symlink() or not path.is_file():
+                fault = "is not a plain file"
+            elif (here := path.stat().st_size) != size:
+                fault = f"has {here:,} bytes instead of {size:,}"
+            elif sha256_of(path) != digest:
+                fault = "has changed"
+            if fault is not None:
+                raise SnapshotError(f"{folder} is damaged: {name} {fault}")
 
-def _verify_file(path: Path, size: int, digest: str) -> None:
-    damaged = f"{path.parent} is damaged:"
-    if path.is_symlink() or not path.is_file():
-        raise SnapshotError(f"{damaged} {path.name} is not a plain file")
-    if (here := path.stat().st_size) != size:
-        raise SnapshotError(f"{damaged} {path.name} has {here:,} bytes instead of {size:,}")
-    if sha256_of(path) != digest:
-        raise SnapshotError(f"{damaged} the content of {path.name} has changed")
+        with ThreadPoolExecutor(VERIFYING_THREADS) as pool:
+            list(pool.map(check, entries))  # raises the first fault
 
 
 def newest_verified(
@@ -288,7 +289,7 @@ def atomic_folder(
 
 @contextmanager
 def atomic_snapshot(
-    root: Path, name: str, digests: Mapping[str, str] | None = None
+    root: Path, name: str, digests: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Path]:
     """An `atomic_folder` that gets a manifest at the end of the block.
 
@@ -298,11 +299,11 @@ def atomic_snapshot(
         yield building
         files = [
             {
-                "path": file,
-                "size": (building / file).stat().st_size,
-                "sha256": (digests or {}).get(file) or sha256_of(building / file),
+                "path": path.name,
+                "size": path.stat().st_size,
+                "sha256": digests.get(path.name) or sha256_of(path),
             }
-            for file in sorted(names_in(building))
+            for path in sorted(building / name for name in names_in(building))
         ]
         write_json(building / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
 
@@ -332,10 +333,9 @@ def stays(
     The `keep` newest, milestones, the best, and those of later steps, which another attempt took.
     """
     steps = set(steps)
-    of_this_attempt = sorted(step for step in steps if step <= newest)
+    kept = {newest + 1, *sorted(step for step in steps if step <= newest)[-keep:]}
     milestones = {step for step in steps if milestone_every and step % milestone_every == 0}
-    others = {step for step in steps if step > newest or step == best}
-    return {*of_this_attempt[-keep:], *milestones, *others}
+    return {step for step in steps if step >= min(kept) or step == best} | milestones
 
 
 def prune(
@@ -392,13 +392,10 @@ def remove_folder(folder: Path) -> None:
 def make_way(folder: Path) -> None:
     """Free the name of a snapshot: what is there is damaged, or it would have been resumed from.
 
-    Whatever holds more than a snapshot's files is not removed, but gets the first free name of
-    .old-1, .old-2, ... Raises OSError.
+    Whatever holds more than a snapshot's files is not removed: its name gets an ending. Raises
+    OSError.
     """
     if holds_only_snapshot(folder):
         remove_folder(folder)
     elif os.path.lexists(folder):
-        number = 1
-        while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
-            number += 1
-        folder.rename(aside)
+        folder.rename(folder.with_name(f"{folder.name}.old-{uuid.uuid4().hex[:8]}"))

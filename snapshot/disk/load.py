@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.folder import FILE_NAME, LARGEST_JSON_BYTES, matches, read_json
-from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of
+from snapshot.disk.model import ADAPTERS, MOMENTS, WHOLE, model_errors, prefix_of
 from snapshot.disk.state import read_state
-from snapshot.disk.tensors import kept_in
+from snapshot.disk.tensors import empty_moments, parts_of_moments
 from snapshot.errors import SnapshotError
 
 FLOATS = ("F64", "F32", "BF16", "F16")
@@ -87,11 +87,11 @@ class TensorReader:
                         self._slices[name], self.files[name] = opened.get_slice(name), path
             self._stack = stack.pop_all()
 
-    def slice_of(self, name: str) -> Any:
-        """A tensor on disk; indexing reads it. Raises SnapshotError for an unknown name."""
-        if name not in self._slices:
-            raise SnapshotError(f"{self._path} does not hold {name}")
-        return self._slices[name]
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def shapes(self, dtypes: Collection[str] = FLOATS) -> dict[str, Shape]:
         """The shapes by name of all tensors of these types, as safetensors names them."""
@@ -111,49 +111,52 @@ class TensorReader:
         with model_errors():
             return layout.find(self.shapes())
 
-    def __enter__(self) -> TensorReader:
-        return self
+    def compare(self, expected: Mapping[str, Shape]) -> None:
+        """Raise SnapshotError unless there are exactly these tensors, in float32."""
+        shapes = self.shapes(("F32",))
+        for name, path in self.files.items():
+            if name not in expected:
+                raise SnapshotError(f"{path} holds {name!r}, which the model does not have")
+            if shapes.get(name) != expected[name]:
+                raise SnapshotError(f"{path} has {name!r} in another shape than the model's")
+        if missing := next((name for name in expected if name not in shapes), None):
+            raise SnapshotError(f"{self._path} does not hold {missing!r}")
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def read(self, stored: Stored, shape: Shape, slices: tuple[slice, ...]) -> Tensor:
+        """Slices of a parameter, or moment, of this full shape, and no more than that.
 
-
-def read_into(
-    target: Tensor, reader: TensorReader, stored: Stored, unpacked: Shape | None = None
-) -> None:
-    """Fill a parameter, a moment, or this process's shard of it, and read no more than that.
-
-    Numbers become those of the target's dtype, mostly float32; where a target is packed in four
-    bits, `unpacked` is its full shape, and its rows are quantized. Where the tensors of several
-    names make one parameter, they are read whole. Raises SnapshotError if the shape differs.
-    """
-    local, read = local_part(target), _reader_of(unpacked or tuple(target.shape), reader, stored)
-    if not local.numel():  # with many processes, some have no part of a small tensor
-        return
-    if unpacked is None:
-        local.copy_(read(slices_of(target)))
-    else:
-        local.copy_(quantize(read((slices_of(target)[0], slice(0, unpacked[1])))))
-
-
-def _reader_of(
-    shape: Shape, reader: TensorReader, stored: Stored
-) -> Callable[[tuple[slice, ...]], Tensor]:
-    """What reads slices of a parameter of this full shape. Raises SnapshotError if it has none."""
-    found = [reader.slice_of(name) for name in stored.names]
-    shapes = {name: tuple(one.get_shape()) for name, one in zip(stored.names, found, strict=True)}
-    if (there := stored.shape_of(shapes)) != shape:
-        name = stored.names[0]
-        raise SnapshotError(f"{name} has the shape {list(there)}, the model needs {list(shape)}")
-    transposed = stored.transposed and len(shape) == 2
-
-    def read(slices: tuple[slice, ...]) -> Tensor:
+        Where the tensors of several names make one parameter, they are read whole. Raises
+        SnapshotError if one is missing, or the shape differs.
+        """
+        for name in stored.names:
+            if name not in self._slices:
+                raise SnapshotError(f"{self._path} does not hold {name}")
+        found = {name: self._slices[name] for name in stored.names}
+        there = stored.shape_of({name: tuple(one.get_shape()) for name, one in found.items()})
+        if there != shape:
+            raise SnapshotError(
+                f"{stored.names[0]} has the shape {list(there)}, the model needs {list(shape)}"
+            )
         if stored.convert is not None:
-            return stored.convert([one[...] for one in found])[slices]
-        part: Tensor = found[0][slices[::-1] if transposed else slices]
-        return part.t() if transposed else part
+            return stored.convert([one[...] for one in found.values()])[slices]
+        (one,) = found.values()
+        tensor: Tensor = one[slices[::-1] if stored.transposed else slices]
+        return tensor.t() if stored.transposed else tensor
 
-    return read
+    def fill(self, target: Tensor, stored: Stored, unpacked: Shape | None = None) -> None:
+        """Fill a parameter, a moment, or this process's shard of it, as `read` says.
+
+        Numbers become those of the target's dtype, mostly float32; where a target is packed in four
+        bits, `unpacked` is its full shape, and its rows are quantized.
+        """
+        local, slices = local_part(target), slices_of(target)
+        if not local.numel():  # with many processes, some have no part of a small tensor
+            return
+        if unpacked is None:
+            local.copy_(self.read(stored, tuple(target.shape), slices))
+        else:
+            rows = (slices[0], slice(0, unpacked[1]))
+            local.copy_(quantize(self.read(stored, unpacked, rows)))
 
 
 @torch.no_grad()
@@ -165,8 +168,18 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     has another shape.
     """
     restore_weights(folder, model, prefix_of(folder))
-    name = value_of(read_state(folder).config, "optim.name")
-    restore_moments(folder, model.layout(), optimizer, name)
+    layout = model.layout()
+    state = empty_moments(layout, value_of(read_state(folder).config, "optim.name"))
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            kept = optimizer.state[parameter] = state[parameter]
+            # As torch does: the step is on the CPU, unless a kernel of the device reads it.
+            if STEP in kept and not (group.get("fused") or group.get("capturable")):
+                kept[STEP] = torch.empty(())
+    with TensorReader(folder, MOMENTS) as reader:
+        for part in parts_of_moments(layout, state):
+            (value,), (name,) = part.tensors.values(), part.written.shapes
+            reader.fill(value, Stored((name,), part.transposed))
 
 
 @torch.no_grad()
@@ -180,36 +193,13 @@ def restore_weights(folder: Path, model: LanguageModel, prefix: str = WHOLE) -> 
     with TensorReader(folder, prefix) as reader:
         if prefix == ADAPTERS:
             for name, parameter in layout.adapters().items():
-                read_into(parameter, reader, Stored((name,)))
+                reader.fill(parameter, Stored((name,)))
             return
         stored, packed = reader.find(layout), layout.packed()
         for name, parameter in layout.parameters().items():
             if name not in stored:
                 raise SnapshotError(f"{folder} does not hold {name}")
             if name in packed:
-                read_into(packed[name], reader, stored[name], tuple(parameter.shape))
+                reader.fill(packed[name], stored[name], tuple(parameter.shape))
             else:
-                read_into(parameter, reader, stored[name])
-
-
-def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: Any) -> None:
-    """Give the optimizer of this optim.name what it kept.
-
-    Every process must call this; it reads only its own slices, without a collective.
-    """
-    kept = kept_in(layout, name)
-    group_of = {one: group for group in optimizer.param_groups for one in group["params"]}
-    with TensorReader(folder, "optimizer") as reader:
-        for name, parameter in layout.trained().items():
-            state = optimizer.state[parameter] = {}
-            group = group_of[parameter]
-            for key, shape in kept[name].items():
-                if key == STEP or shape != tuple(parameter.shape):
-                    # As torch does: the step is on the CPU, unless a kernel of the device reads it.
-                    on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
-                    device = torch.device("cpu") if on_cpu else parameter.device
-                    value = torch.empty(shape, device=device)
-                else:
-                    value = torch.empty_like(parameter)
-                read_into(value, reader, Stored((f"{name}.{key}",), layout.is_transposed(name)))
-                state[key] = value
+                reader.fill(parameter, stored[name])

@@ -25,20 +25,20 @@ from snapshot.errors import SnapshotError
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-WHOLE, ADAPTERS = "model", "adapter_model"
-"""How the names of the files with weights begin: of a whole model, of adapters."""
-RANK = range(1, 2**16 + 1)
+WHOLE, ADAPTERS, MOMENTS = "model", "adapter_model", "optimizer"
+"""How the names of files begin: with all weights, with adapters, with what an optimizer keeps."""
+ALWAYS = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "inference_mode": True}
+"""The same in each adapter_config.json."""
 PEFT = {
-    **dict.fromkeys(("r", "lora_alpha"), RANK),
-    "lora_dropout": lambda one: between(0, 1)(one) and one < 1,
-    "target_modules": [lambda one: isinstance(one, str) and one.isidentifier()],
-    "base_model_name_or_path": lambda one: (
-        isinstance(one, str) and "\0" not in one and 0 < len(one.encode(errors="replace")) < 4_000
-    ),
+    **ALWAYS,
+    **dict.fromkeys(("r", "lora_alpha"), range(1, 2**16 + 1)),
+    "lora_dropout": between(0, 1),
+    "target_modules": [re.compile(r"[^\W\d]\w*")],
+    "base_model_name_or_path": re.compile("[^\0\ud800-\udfff]{1,1000}"),
     "revision": (None, re.compile(r"[A-Za-z0-9]{5,128}")),
     "fan_in_fan_out": bool,
 }
-"""What peft reads of an adapter_config.json, for `matches`."""
+"""What an adapter_config.json of this project holds, for `matches`."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Adapters:
     def content(self) -> dict[str, Any]:
         """What peft needs to know: `adapter_config.json`."""
         return {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
+            **ALWAYS,
             "base_model_name_or_path": self.base,
             "revision": self.revision,
             "r": self.lora.rank,
@@ -65,8 +64,6 @@ class Adapters:
             "lora_dropout": self.lora.dropout,
             "target_modules": list(self.lora.targets),
             "fan_in_fan_out": self.transposed,
-            "bias": "none",
-            "inference_mode": True,
         }
 
 
@@ -133,16 +130,16 @@ def read_adapters(folder: Path) -> Adapters | None:
     """The adapters of a snapshot; None if it holds a whole model. Raises SnapshotError."""
     if prefix_of(folder) == WHOLE:
         return None
-    path = folder / ADAPTER_CONFIG
-    content = read_json(path)
-    if isinstance(content, dict) and matches({key: content.get(key) for key in PEFT}, PEFT):
-        names = content["target_modules"]
-        lora = Lora(content["r"], content["lora_alpha"], tuple(names), content["lora_dropout"])
-        base, revision = content["base_model_name_or_path"], content["revision"]
-        adapters = Adapters(lora, base, revision, content["fan_in_fan_out"])
-        if names and content == adapters.content():
-            return adapters
-    raise SnapshotError(f"{path} is not what this project writes")
+    content = read_json(folder / ADAPTER_CONFIG)
+    if not matches(content, PEFT):
+        raise SnapshotError(f"{folder / ADAPTER_CONFIG} is not what this project writes")
+    targets = tuple(content["target_modules"])
+    return Adapters(
+        Lora(content["r"], content["lora_alpha"], targets, content["lora_dropout"]),
+        content["base_model_name_or_path"],
+        content["revision"],
+        content["fan_in_fan_out"],
+    )
 
 
 def model_of(folder: Path) -> tuple[ModelConfig, Adapters | None]:

@@ -1,74 +1,122 @@
-"""Writes a snapshot: a whole one appears under its name, or none."""
+"""Writes a snapshot: a whole one appears under its name, or none.
+
+The main process writes alone, or each process what it holds: in threads, while training's
+collectives run. So they agree in a process group of their own, of gloo, which nothing else uses.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
+import psutil
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from model.family import LanguageModel
 from model.sharded import reshard
 from snapshot.config_values import value_of
-from snapshot.disk.folder import atomic_snapshot, flush, folder_name, sha256_of, write_json
-from snapshot.disk.model import ADAPTER_CONFIG, ADAPTERS, CONFIG, WHOLE, Adapters
+from snapshot.disk.folder import (
+    atomic_snapshot,
+    flush,
+    folder_name,
+    sha256_of,
+    temporary_name,
+    write_json,
+)
+from snapshot.disk.model import ADAPTER_CONFIG, ADAPTERS, CONFIG, MOMENTS, WHOLE, Adapters
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState, versions
 from snapshot.disk.tensor_files import TensorFile, create_files, plan_files
-from snapshot.disk.tensors import Part, divide, parts_of_moments, parts_of_weights, shapes_of
-from snapshot.disk.writers import Writers
+from snapshot.disk.tensors import (
+    Part,
+    parts_of_moments,
+    parts_of_weights,
+    refuse_other_moments,
+    shapes_of,
+)
 from snapshot.errors import NumberFault
 
+SHA256_BYTES = 32
+INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
+"""File systems that may write back the bytes around those of a process: how their names begin."""
+NOT_FINITE, OTHER = 1 << 20, 1 << 21
+"""What a process tells of an error that is none of the system, whose numbers are smaller."""
 
-def begin_snapshot(
-    root: Path,
-    state: RunState,
-    model: LanguageModel,
-    optimizer: Optimizer,
-    save_rest: Callable[[Path], None],
-    *,
-    adapters: Adapters | None = None,
-    end_of_text: int | None = None,
-    piece_bytes: int = sys.maxsize,
-    writers: Writers | None = None,
-) -> Snapshot:
-    """Begin the snapshot after `state.step` in `root`; `write` of what it returns completes it.
 
-    Every process must call this, with its unwrapped model, and `write`. The main process calls
-    `save_rest(folder)` for additional files. With `adapters`, they alone are written. transformers
-    stops a model of our own at `end_of_text`. A tensor file has at most `piece_bytes`, unless one
-    tensor is larger. `write` calls no collective of training, so it can run in a background thread
-    during the next steps. Weights and optimizer may change once `release` has returned.
+@dataclass(frozen=True)
+class Writers:
+    """Who writes, as one process sees it."""
 
-    Raises SnapshotError if there was no update yet, and Unresumable where the optimizer keeps
-    something else than a reader expects.
-    """
-    reshard(model)
-    layout, prefix = model.layout(), WHOLE if adapters is None else ADAPTERS
-    weights = parts_of_weights(layout, prefix)
-    moments = parts_of_moments(layout, optimizer, value_of(state.config, "optim.name"))
-    most = sys.maxsize if prefix == ADAPTERS else piece_bytes  # peft reads a single file
-    files = {
-        prefix: plan_files(shapes_of(weights), prefix, most),
-        "optimizer": plan_files(shapes_of(moments), "optimizer", piece_bytes),
-    }
-    content = {"format_version": FORMAT_VERSION, **asdict(state)}
+    is_main: bool = True
+    rank: int = 0
+    group: Any = None
+    """The group of all processes, each of which writes what it holds; None: the main process
+    gathers and writes everything."""
 
-    def write_rest(folder: Path) -> None:
-        save_rest(folder)
-        if adapters is not None:
-            write_json(folder / ADAPTER_CONFIG, adapters.content())
-        else:
-            write_json(folder / CONFIG, model.config.config_json(end_of_text))
-        write_json(folder / STATE, {**content, "versions": versions()})
+    @property
+    def count(self) -> int:
+        """How many processes write."""
+        return 1 if self.group is None else self.group.size()
 
-    place = root / folder_name(state.step)
-    return Snapshot(place, files, [*weights, *moments], write_rest, writers or Writers())
+    def on_all(self, work: Callable[[], object]) -> None:
+        """Run `work()` on each process that writes. If it fails on one, it fails on all.
+
+        Each must call this in the same thread, in the same order. A full disk or a number that is
+        not finite is the same error everywhere, anything else an OSError.
+        """
+        error = None
+        try:
+            work()
+        except Exception as raised:
+            error = raised
+        code = OTHER if error is not None else 0
+        if isinstance(error, NumberFault):
+            code = NOT_FINITE
+        elif isinstance(error, OSError):
+            code = error.errno or OTHER
+        code = int(self.largest(torch.tensor(code)))
+        if error is not None:
+            raise error
+        if code == NOT_FINITE:
+            raise NumberFault("another process has numbers that are not finite")
+        if code == OTHER:
+            raise OSError("another process could not write its part")
+        if code:
+            raise OSError(code, os.strerror(code))
+
+    def largest(self, numbers: Tensor) -> Tensor:
+        """The largest of all processes' numbers, by place. Raises OSError if one is gone."""
+        if self.group is not None:
+            from torch.distributed import ReduceOp, all_reduce
+
+            try:
+                all_reduce(numbers, ReduceOp.MAX, self.group)
+            except RuntimeError as error:  # gloo's, of a broken connection or the timeout
+                gone = "another process that writes a part of it is gone or silent"
+                raise OSError(gone) from error
+        return numbers
+
+    def end(self) -> None:
+        """End the group: it must not outlive the one of training, or the process may abort."""
+        if self.group is not None:
+            torch.distributed.destroy_process_group(self.group)
+
+
+def is_coherent(folder: Path) -> bool:
+    """Whether processes of several machines may write neighbouring bytes of one file here."""
+    mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    at = folder.resolve()  # a link may lead to another file system
+    kind = next((mounts[place] for place in (at, *at.parents) if place in mounts), "")
+    return not kind.startswith(INCOHERENT)
 
 
 class Snapshot:
@@ -76,53 +124,102 @@ class Snapshot:
 
     def __init__(
         self,
-        place: Path,
-        files: Mapping[str, Sequence[TensorFile]],
-        parts: Iterable[Part],
-        write_rest: Callable[[Path], None],
-        writers: Writers,
+        root: Path,
+        state: RunState,
+        model: LanguageModel,
+        optimizer: Optimizer,
+        save_rest: Callable[[Path], None],
+        *,
+        adapters: Adapters | None = None,
+        end_of_text: int | None = None,
+        piece_bytes: int = sys.maxsize,
+        writers: Writers | None = None,
     ) -> None:
-        """Create the files. Gather and write what the processes cannot write part by part.
+        """Begin the snapshot after `state.step` in `root`; `write` completes it.
 
-        Every process must call this. `place` is the folder that appears when the snapshot is whole.
-        `files` by the prefix of their names. `write_rest(folder)` writes those without tensors, in
-        the main process. What the disk refuses here is raised by `write`.
+        Every process must call this, with its unwrapped model, and `write`. The main process calls
+        `save_rest(folder)` for additional files. With `adapters`, they alone are written.
+        transformers stops a model of our own at `end_of_text`. A tensor file has at most
+        `piece_bytes`, unless one tensor is larger. `write` calls no collective of training, so it
+        can run in a background thread during the next steps. Weights and optimizer may change once
+        `release` has returned. What the disk refuses here is raised by `write`.
+
+        Raises SnapshotError if there was no update yet, and Unresumable where the optimizer keeps
+        something else than a reader expects.
         """
-        self._place, self._write_rest, self._writers = place, write_rest, writers
-        self._files = [file for planned in files.values() for file in planned]
+        reshard(model)
+        layout = model.layout()
+        weights = parts_of_weights(layout, WHOLE if adapters is None else ADAPTERS)
+        refuse_other_moments(layout, optimizer, value_of(state.config, "optim.name"))
+        moments = parts_of_moments(layout, optimizer.state)
+        plans = {MOMENTS: plan_files(shapes_of(moments), MOMENTS, piece_bytes)}
+        self._contents: dict[str, Any] = {
+            STATE: {"format_version": FORMAT_VERSION, **asdict(state)}
+        }
+        if adapters is None:
+            self._contents[CONFIG] = model.config.config_json(end_of_text)
+            plans[WHOLE] = plan_files(shapes_of(weights), WHOLE, piece_bytes)
+        else:  # peft reads a single file
+            self._contents[ADAPTER_CONFIG] = adapters.content()
+            plans[ADAPTERS] = plan_files(shapes_of(weights), ADAPTERS, sys.maxsize)
+        self._save_rest, self._writers = save_rest, writers or Writers()
+        self._place, self._stack = root / folder_name(state.step), ExitStack()
+        self._folder = self._place  # until its temporary name is known
+        self._files = [file for planned in plans.values() for file in planned]
         self._file_of = {name: file for file in self._files for name in file.shapes}
         self._digests: dict[str, str] = {}
-        self._folder = place  # until its temporary name is known
         self._fault: OSError | NumberFault | None = None
-        self._stack = ExitStack()
         self._released = Event()
-        own, gathered = divide(parts, writers.is_main, writers.group is not None)
-        self._parts = deque(own)
+        self._parts: deque[Part] = deque()
         """What this process has yet to write."""
-        if writers.is_main:
-            self._try(partial(self._create, files))
-        for part in gathered:  # even if the disk is full: the others wait for each
-            whole = part.whole()
-            if writers.is_main and self._fault is None:
+        self._try(lambda: self._create(plans))
+        for part in [*weights, *moments]:
+            if not part.is_sharded:
+                self._parts.extend([part] * self._writers.is_main)
+            elif self._writers.group is None or part.written.convert is not None:
+                whole = part.whole()  # even if the disk is full: the others wait for each
                 self._try(partial(whole.write, self._folder, self._file_of))
+            elif part.is_written_here:
+                self._parts.append(part)
 
-    def write(self, room: Callable[[], int] | None = None) -> Path:
-        """Complete it, perhaps in a thread; its folder. Raises OSError and SnapshotError.
+    def _try(self, work: Callable[[], None]) -> None:
+        """In the main process, do some work; `write` raises its first fault."""
+        if self._writers.is_main and self._fault is None:
+            try:
+                work()
+            except (OSError, NumberFault) as fault:
+                self._fault = fault
+
+    def _create(self, plans: Mapping[str, Sequence[TensorFile]]) -> None:
+        whole = atomic_snapshot(self._place.parent, self._place.name, self._digests)
+        self._folder = self._stack.enter_context(whole)
+        for prefix, planned in plans.items():
+            create_files(self._folder, prefix, planned)
+
+    def write(self, room: Callable[[], int] = lambda: 0) -> Path:
+        """Complete it, perhaps in a thread; its folder. Raises OSError and NumberFault.
 
         If copies of all that this process writes fit into `room()` bytes, they are made first, and
         an update may follow at once. Otherwise it waits until all is written.
         """
+        writers = self._writers
         try:
             with self._stack:
-                if self._writers.group is None and not self._writers.is_main:
-                    return self._place
-                (name, *_) = self._writers.on_all(partial(self._prepare, room))
-                self._folder = self._place.with_name(name)
-                self._writers.on_all(self._write_parts)
-                for digests in self._writers.on_all(self._hash):
-                    self._digests |= digests
-                if self._writers.is_main:
-                    self._write_rest(self._folder)
+                if writers.group is not None or writers.is_main:
+                    number = int(self._folder.name[-8:], 16) if writers.is_main else 0
+                    number = int(writers.largest(torch.tensor(number)))
+                    self._folder = self._place.with_name(temporary_name(self._place.name, number))
+                    writers.on_all(lambda: self._copy_parts(room))
+                    writers.on_all(self._write_parts)
+                    digests = torch.zeros(len(self._files), SHA256_BYTES, dtype=torch.uint8)
+                    writers.on_all(lambda: self._hash(digests))
+                    for file, row in zip(self._files, writers.largest(digests), strict=True):
+                        self._digests[file.name] = bytes(row.tolist()).hex()
+                if writers.is_main:
+                    self._save_rest(self._folder)
+                    self._contents[STATE]["versions"] = versions()
+                    for name, content in self._contents.items():
+                        write_json(self._folder / name, content)
         finally:
             self._parts.clear()
             self._released.set()
@@ -135,27 +232,10 @@ class Snapshot:
         """
         self._released.wait()
 
-    def _create(self, files: Mapping[str, Sequence[TensorFile]]) -> None:
-        building = atomic_snapshot(self._place.parent, self._place.name, self._digests)
-        self._folder = self._stack.enter_context(building)
-        for prefix, planned in files.items():
-            create_files(self._folder, prefix, planned)
-
-    def _try(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except (OSError, NumberFault) as fault:
-            self._fault = fault
-
-    def _prepare(self, room: Callable[[], int] | None) -> str:
-        """Copy what there is room for; the name of the folder, where this process has made it."""
-        self._copy_parts(0 if room is None else room())
+    def _copy_parts(self, room: Callable[[], int]) -> None:
         if self._fault is not None:
             raise self._fault
-        return self._folder.name
-
-    def _copy_parts(self, room: int) -> None:
-        if sum(part.bytes_of_copy for part in self._parts) > room:
+        if sum(part.bytes_of_copy for part in self._parts) > room():
             return
         with suppress(RuntimeError, MemoryError):  # the system does not give as much memory
             self._parts = deque([part.copied() for part in self._parts])
@@ -168,8 +248,9 @@ class Snapshot:
         if self._writers.group is not None:  # another, perhaps on another machine, reads it
             flush(self._folder / file.name for file in self._files)
 
-    def _hash(self) -> dict[str, str]:
-        """The digests of this process's share of the files, when all have written."""
-        files = sorted(self._files, key=lambda file: (-file.size, file.name))
-        mine = files[self._writers.rank :: self._writers.count]
-        return {file.name: sha256_of(self._folder / file.name) for file in mine}
+    def _hash(self, digests: Tensor) -> None:
+        """Fill in the digests of this process's share of the files, when all have written."""
+        largest_first = sorted(range(len(self._files)), key=lambda i: -self._files[i].size)
+        for i in largest_first[self._writers.rank :: self._writers.count]:
+            digest = bytes.fromhex(sha256_of(self._folder / self._files[i].name))
+            digests[i] = torch.tensor(list(digest), dtype=torch.uint8)

@@ -73,8 +73,8 @@ class TensorFile:
             return
         shape = self.shapes[name]
         if not shape:
-            numbers, shape = numbers[None], (1,)
-        slices = tuple(slice(0, size) for size in shape) if slices is None else slices
+            numbers, shape, slices = numbers[None], (1,), None
+        slices = slices or tuple(slice(0, size) for size in shape)
         rows = max(1, BLOCK_BYTES // bytes_of(numbers.shape[1:]))
         begin = len(self.header) + self.offsets[name]
         with open(folder / self.name, "r+b") as opened:
@@ -102,17 +102,17 @@ def plan_files(shapes: Mapping[str, Shape], prefix: str, most_bytes: int) -> lis
     groups: list[dict[str, Shape]] = [{}]
     filled = 0
     for name, shape in shapes.items():
-        size = bytes_of(shape)
-        if groups[-1] and filled + size > most_bytes:
+        if groups[-1] and filled + bytes_of(shape) > most_bytes:
             groups.append({})
             filled = 0
         groups[-1][name] = shape
-        filled += size
+        filled += bytes_of(shape)
+    endings = [f"-{i + 1:05d}-of-{len(groups):05d}" for i in range(len(groups))]
     if len(groups) == 1:
-        return [TensorFile(f"{prefix}.safetensors", groups[0])]
+        endings = [""]
     return [
-        TensorFile(f"{prefix}-{i:05d}-of-{len(groups):05d}.safetensors", group)
-        for i, group in enumerate(groups, start=1)
+        TensorFile(f"{prefix}{ending}.safetensors", group)
+        for ending, group in zip(endings, groups, strict=True)
     ]
 
 

@@ -1,19 +1,18 @@
 """The tensors of a snapshot: weights and what the optimizer keeps, by their names in the files.
 
-Also which of them a process writes, and what no snapshot could be resumed from.
+Also what no snapshot could be resumed from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from model.layout import FLOAT_BYTES, Layout, Shape, Written
@@ -26,22 +25,16 @@ from snapshot.errors import SnapshotError, Unresumable
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the files, or several that are converted as one, or one process's part of it.
-
-    Until `whole` or `of_this_process` is called, its tensors are those of training, which other
-    processes may hold in part.
-    """
+    """A tensor of the files, or several that are converted as one, as this process holds it."""
 
     tensors: dict[str, Tensor]
-    """Parameters, or what the optimizer keeps of one, by name."""
-    shapes: dict[str, Shape]
-    """The full shapes of what is written, by name in the file."""
-    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
-    """Makes what is written from full tensors; None for one that is written as it is."""
+    """Parameters, or what the optimizer keeps of one, by name: those of training, or copies."""
+    written: Written
+    """What the files hold of them, by name."""
     transposed: bool = False
     """Whether the file holds the one tensor transposed."""
     slices: Slices | None = None
-    """Where the one tensor lies in what the file holds, before that is transposed."""
+    """Which slices of the tensor in the file a copy holds."""
 
     @property
     def is_sharded(self) -> bool:
@@ -49,53 +42,56 @@ class Part:
         return any(map(is_sharded, self.tensors.values()))
 
     @property
+    def is_written_here(self) -> bool:
+        """Of a sharded one, whether this process writes its shard: others may hold the same."""
+        return all(map(writes_shard, self.tensors.values()))
+
+    @property
     def bytes_of_copy(self) -> int:
         """Bytes that `copied` takes; pinned memory is rounded up to a power of two."""
-        return sum(tensor.nbytes * (1 + tensor.is_cuda) for tensor in self.tensors.values())
+        held = map(local_part, self.tensors.values())
+        return sum(tensor.nbytes * (1 + tensor.is_cuda) for tensor in held)
 
     def whole(self) -> Part:
         """All of it, gathered. Every process must call this, in the same order."""
         return replace(self, tensors={name: gather_full(one) for name, one in self.tensors.items()})
 
-    def of_this_process(self) -> Part | None:
-        """What this process writes of it, if each writes what it holds."""
-        if not self.is_sharded:
-            return self
-        ((name, tensor),) = self.tensors.items()
-        if not writes_shard(tensor):
-            return None
-        return replace(self, tensors={name: local_part(tensor)}, slices=slices_of(tensor))
-
     def copied(self) -> Part:
-        """A copy in the memory of the CPU, pinned for a GPU's tensors.
+        """A copy of what this process holds, in the CPU's memory, pinned for a GPU's tensors.
 
         Raises RuntimeError or MemoryError where the system does not give as much.
         """
         copies = {}
         for name, one in self.tensors.items():
-            if one.is_cuda:
-                memory = torch.empty(one.shape, dtype=one.dtype, pin_memory=True)
+            held = local_part(one)
+            if held.is_cuda:
+                memory = torch.empty(held.shape, dtype=held.dtype, pin_memory=True)
             else:  # in huge pages, which numpy asks for: half of the time would go to page faults
-                block = torch.from_numpy(np.empty(one.nbytes, np.uint8))
-                memory = block.view(one.dtype).view(one.shape)
-            copies[name] = memory.copy_(one)
-        return replace(self, tensors=copies)
+                block = torch.from_numpy(np.empty(held.nbytes, np.uint8))
+                memory = block.view(held.dtype).view(held.shape)
+            copies[name] = memory.copy_(held)
+        slices = None if self.written.convert is not None else self._slices()
+        return replace(self, tensors=copies, slices=slices)
 
     def write(self, folder: Path, file_of: Mapping[str, TensorFile]) -> None:
-        """Write it to its files, which `folder` has. Raises OSError and NumberFault.
+        """Write what this process holds to its files in `folder`. Raises OSError and NumberFault.
 
         It is converted in the CPU's memory, because a step in progress may fill the device's.
         """
-        tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
-        if self.convert is not None:
+        tensors = {name: local_part(tensor).cpu() for name, tensor in self.tensors.items()}
+        if self.written.convert is not None:
             whole = {name: tensor.float() for name, tensor in tensors.items()}
-            for name, converted in self.convert(whole).items():
+            for name, converted in self.written.convert(whole).items():
                 file_of[name].write(folder, name, converted)
             return
-        (tensor,), (name,), slices = tensors.values(), self.shapes, self.slices
-        if self.transposed:
-            tensor, slices = tensor.t(), None if slices is None else slices[::-1]
-        file_of[name].write(folder, name, tensor, slices)
+        (tensor,), (name,) = tensors.values(), self.written.shapes
+        tensor = tensor.t() if self.transposed else tensor
+        file_of[name].write(folder, name, tensor, self.slices or self._slices())
+
+    def _slices(self) -> Slices:
+        """Where the shard of the one tensor lies in that of the file."""
+        (tensor,) = self.tensors.values()
+        return slices_of(tensor)[:: -1 if self.transposed else 1]
 
 
 def written_as(layout: Layout, prefix: str) -> list[Written]:
@@ -113,51 +109,65 @@ def parts_of_weights(layout: Layout, prefix: str) -> list[Part]:
     for group in written_as(layout, prefix):
         tensors = {name: parameters[name].detach() for name in group.parameters}
         transposed = prefix != ADAPTERS and layout.is_transposed(next(iter(group.shapes)))
-        parts.append(Part(tensors, group.shapes, group.convert, transposed))
+        parts.append(Part(tensors, group, transposed))
     return parts
 
 
-def kept_in(layout: Layout, optimizer: Any) -> dict[str, dict[str, Shape]]:
-    """Names and shapes of what the optimizer of this optim.name keeps of all that is trained.
+def empty_moments(
+    layout: Layout, optimizer: Any, device: str | None = None
+) -> dict[nn.Parameter, dict[str, Tensor]]:
+    """What the optimizer of this optim.name keeps of each trained parameter, without values.
 
-    Raises SnapshotError for an optimizer that is unknown.
+    On this device, or on that of the parameter. Raises SnapshotError for an unknown optimizer.
     """
     if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
         known = " or ".join(OPTIMIZERS)
         raise SnapshotError(f"optim.name={optimizer!s:.80} is not {known}")
-    kind, joined = OPTIMIZERS[optimizer], layout.parts()
-    return {name: kind.kept_of(one, joined[one]) for name, one in layout.trained().items()}
+    kept_of, joined = OPTIMIZERS[optimizer].kept_of, layout.parts()
+    return {
+        one: {
+            key: torch.empty_like(one, device=device)
+            if shape
+            else torch.empty((), device=device or one.device)
+            for key, shape in kept_of(one, joined[one]).items()
+        }
+        for one in layout.trained().values()
+    }
 
 
 def snapshot_bytes(layout: Layout, optimizer: str) -> int:
     """Bytes of a snapshot's tensors: all weights, or the adapters alone, and moments."""
     weights = layout.adapters() or layout.parameters()
-    moments = [shape for of in kept_in(layout, optimizer).values() for shape in of.values()]
-    shapes = [*(one.shape for one in weights.values()), *filter(None, moments)]
-    return FLOAT_BYTES * sum(map(prod, shapes))
+    kept = [one for of in empty_moments(layout, optimizer, "meta").values() for one in of.values()]
+    return FLOAT_BYTES * sum(one.numel() for one in [*weights.values(), *kept] if one.dim())
 
 
-def parts_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Part]:
-    """What the optimizer of this optim.name keeps of all that is trained, in the file's order.
+def parts_of_moments(layout: Layout, state: Mapping[Any, Mapping[str, Tensor]]) -> list[Part]:
+    """What the `state` of an optimizer has of all that is trained, in the file's order."""
+    parts = []
+    for name, parameter in layout.trained().items():
+        for key, value in sorted(state[parameter].items()):
+            transposed = layout.is_transposed(name) and value.dim() == 2
+            shape = tuple(value.shape)[:: -1 if transposed else 1]
+            written = Written((name,), {f"{name}.{key}": shape})
+            parts.append(Part({key: value.detach()}, written, transposed))
+    return parts
 
-    Raises SnapshotError before the first update, which fp16's loss scaler may have skipped, and
+
+def refuse_other_moments(layout: Layout, optimizer: Optimizer, optimizer_name: str) -> None:
+    """Raise an error where the optimizer keeps something else than a reader expects.
+
+    It is SnapshotError before the first update, which fp16's loss scaler may have skipped, and
     Unresumable where the optimizer has other parameters, or keeps something else, than at first.
     """
-    parts, kept, trained = [], kept_in(layout, optimizer_name), layout.trained()
-    kind, joined = OPTIMIZERS[optimizer_name], layout.parts()
     _refuse_other_parameters(layout, optimizer)
-    for name, parameter in trained.items():
+    kind, joined = OPTIMIZERS[optimizer_name], layout.parts()
+    for name, parameter in layout.trained().items():
         state = optimizer.state.get(parameter, {})
         if wrong := kind.wrong_in(state, parameter, joined[parameter]):
             if not state:
                 raise SnapshotError(f"the optimizer has not updated {name} yet")
             raise Unresumable(f"optim.name={optimizer_name} {wrong}. That is of {name}")
-        for key, value in sorted(state.items()):
-            shape = kept[name][key]
-            transposed = layout.is_transposed(name) and len(shape) == 2
-            in_file = {f"{name}.{key}": shape[:: -1 if transposed else 1]}
-            parts.append(Part({key: value.detach()}, in_file, None, transposed))
-    return parts
 
 
 def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
@@ -177,21 +187,4 @@ def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
 
 def shapes_of(parts: Iterable[Part]) -> dict[str, Shape]:
     """The shapes by name of everything that is written."""
-    return {name: shape for part in parts for name, shape in part.shapes.items()}
-
-
-def divide(
-    parts: Iterable[Part], is_main: bool, each_writes: bool
-) -> tuple[list[Part], list[Part]]:
-    """What this process writes by itself, and what the main process gathers and writes.
-
-    If `each_writes`, every process writes what it holds of sharded tensors. The main process writes
-    what is not sharded, and gathers what is converted from several tensors.
-    """
-    own, gathered = [], []
-    for part in parts:
-        if part.is_sharded and not (each_writes and part.convert is None):
-            gathered.append(part)
-        elif (part.is_sharded or is_main) and (mine := part.of_this_process()) is not None:
-            own.append(mine)
-    return own, gathered
+    return {name: shape for part in parts for name, shape in part.written.shapes.items()}

@@ -21,10 +21,9 @@ from model.generate import generate
 from model.gpt import GPTConfig
 from small_snapshots import state_at
 from snapshot.base import open_base
-from snapshot.comparison import compare_logits
 from snapshot.disk.folder import read_json, write_json
 from snapshot.disk.model import check_described, layout_for, model_config
-from snapshot.disk.save import begin_snapshot
+from snapshot.disk.save import Snapshot
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from training.run.session import Session
@@ -71,7 +70,7 @@ def update(model, optimizer, ids=IDS) -> float:
 
 def save(root, model, optimizer, step: int):
     state = state_at(step, name="muon")
-    return begin_snapshot(root, state, model, optimizer, TOKENIZER.save).write()
+    return Snapshot(root, state, model, optimizer, TOKENIZER.save).write()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,6 @@ def test_transformers_computes_the_same_logits_and_gradients(saved, name):
     assert not any(loading[what] for what in ("missing_keys", "unexpected_keys"))
     model.eval()
     torch.testing.assert_close(model(IDS), theirs(IDS).logits, rtol=0, atol=1e-5)
-    assert "as transformers computes them" in compare_logits(folder, model.config)
     model(IDS[:, :-1], IDS[:, 1:]).backward()
     theirs(IDS, labels=IDS).loss.backward()
     layout = model.layout()

@@ -18,15 +18,15 @@ from optim.optimizers import OPTIMIZERS, Kind, decayed_groups
 from optim.schedules import SCHEDULES, Schedule
 from planning.allocation_log import KINDS
 from planning.fake_trace import Shape, traced_update
+from proving import logits
+from proving.checks import GREEN, RED, in_transformers
+from proving.logits import why_not_comparable
 from small_snapshots import state_at
-from snapshot import comparison
-from snapshot.__main__ import main
-from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.folder import read_json
 from snapshot.disk.load import restore
 from snapshot.disk.model import ADAPTERS, check_described, layout_for, model_config
-from snapshot.disk.save import begin_snapshot
+from snapshot.disk.save import Snapshot
 from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError, Unresumable
 from training.step import learning_rate_at, make_optimizer, set_learning_rate
@@ -67,7 +67,7 @@ def attempt(name: str) -> tuple[GPT, torch.optim.Optimizer]:
 
 def save(folder, name: str, model: GPT, optimizer: torch.optim.Optimizer, step: int = 2):
     state = state_at(step, name=name)
-    return begin_snapshot(folder, state, model, optimizer, TOKENIZER.save).write()
+    return Snapshot(folder, state, model, optimizer, TOKENIZER.save).write()
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *STOCK])
@@ -249,7 +249,9 @@ def test_a_changed_model_with_its_own_name_is_trained(monkeypatch, tmp_path):
     resumed, its_optimizer = attempt("adamw")
     restore(folder, resumed, its_optimizer)
     sizes = model_config(read_json(folder / "config.json"), "it")
-    assert compare_logits(folder, sizes).endswith("names no class of transformers (scaled_gpt)")
+    assert (
+        why_not_comparable(folder) == "its config.json names no class of transformers (scaled_gpt)"
+    )
     with pytest.raises(ValueError, match="scaled_gpt"):
         AutoModelForCausalLM.from_pretrained(folder)
     assert check_model(folder) == sizes
@@ -265,18 +267,17 @@ def saved(tmp_path_factory):
     return save(tmp_path_factory.mktemp("saved"), "adamw", model, optimizer, step=1)
 
 
-def test_verify_compares_logits_and_names_another_model(monkeypatch, saved, capsys):
-    assert main(["verify", str(saved)]) == 0
-    assert "logits    as transformers computes them, within" in capsys.readouterr().out
+def test_a_proof_compares_logits_and_names_another_model(monkeypatch, saved):
+    assert in_transformers(saved, 5.0, 1e-5).status == GREEN
     monkeypatch.setattr(MLP, "forward", lambda self, x: self.c_proj(self.c_fc(x).relu()))
-    assert main(["verify", str(saved)]) == 1
-    assert "is another model for transformers: its logits differ" in capsys.readouterr().err
+    line = in_transformers(saved, 5.0, 1e-5)
+    assert line.status == RED
+    assert "is another model for transformers: its logits differ" in line.said
 
 
-def test_verify_says_where_it_could_not_compare(monkeypatch, saved):
+def test_a_proof_says_where_it_could_not_compare(monkeypatch, saved):
     with monkeypatch.context() as absent:
-        absent.setattr(comparison, "find_spec", lambda name: None)
-        assert "transformers is not installed. Install it" in compare_logits(saved, SIZES)
-    with monkeypatch.context() as part:
-        part.setattr(comparison, "prefix_of", lambda folder: ADAPTERS)
-        assert "the snapshot holds only adapters (LoRA)" in compare_logits(saved, SIZES)
+        absent.setattr(logits, "find_spec", lambda name: None)
+        assert why_not_comparable(saved) == "transformers is not installed"
+    monkeypatch.setattr(logits, "prefix_of", lambda folder: ADAPTERS)
+    assert "it holds adapters (LoRA)" in str(why_not_comparable(saved))

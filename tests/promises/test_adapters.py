@@ -149,20 +149,11 @@ def test_a_run_of_adapters_resumes_from_its_repo_and_base(small, llama, hub, tmp
 
 
 @pytest.mark.thorough
-def test_a_base_in_a_store_of_files_is_pinned_to_its_snapshot(small, finished_run, tmp_path):
-    """The run that it belongs to trains on meanwhile."""
+def test_a_base_in_a_store_of_files_is_downloaded_first(small, finished_run, tmp_path):
     store, home = open_store(f"file://{tmp_path}/store", 5.0), {"HF_HOME": str(tmp_path / "home")}
     hubs.upload(store, runs.snapshot(finished_run, 20))
     command = words(small, store.url, *LORA, f"run.dir={tmp_path / 'run'}")
-    runs.train(*command, "train.max_steps=10", **home, code=0)
-    hubs.upload(store, runs.snapshot(finished_run, 30))
-    runs.train(*command, **home, code=0)
-    pinned = f"{store.url}@{hubs.folder_of(runs.snapshot(finished_run, 20))}"
-    assert read_adapters(runs.snapshot(tmp_path / "run", 20)).base == pinned
-    sample = runs.command(str(tmp_path / "run"), "--length", "9", script="sample.py")
-    unnamed = runs.run(sample, **home)  # an address in a snapshot is not opened
-    assert "Name the folder that it is in now" in unnamed.stderr
-    assert runs.run([*sample, "--base", store.url], **home).returncode == 0
+    assert "Download it, and name its folder" in runs.train(*command, **home, code=2).stderr
 
 
 @pytest.mark.thorough

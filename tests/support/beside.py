@@ -36,7 +36,7 @@ def main(config, session) -> int:
     beside: list[int] = []
     pending: list[Snapshot] = []
     lags_left = threading.Event()
-    begin, forward, restore = writer.begin_snapshot, GPT.forward, Session.restore
+    begin, forward, restore = writer.Snapshot, GPT.forward, Session.restore
     write_part = Part.write
     whole.set()
 
@@ -93,7 +93,7 @@ def main(config, session) -> int:
         restore(session, model, optimizer, *rest)
         optimizer.optimizer.register_step_pre_hook(refuse_to_change)  # after the session's own
 
-    writer.begin_snapshot, GPT.forward = begin_and_linger, forward_and_tell
+    writer.Snapshot, GPT.forward = begin_and_linger, forward_and_tell
     Session.restore = restore_and_watch
     if ending == "lags":
         Part.write = write_late

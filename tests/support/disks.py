@@ -48,29 +48,6 @@ class Tmpfs:
         call("mount", "-o", "remount,rw", self.folder)
 
 
-class Quota:
-    """A folder of a disk with room, for which there is a quota."""
-
-    def __init__(self, folder: Path, image: Path) -> None:
-        with open(image, "wb") as opened:
-            opened.truncate(200 << 20)
-        call("mkfs.btrfs", "-q", image)
-        call("mount", "-o", "loop", image, folder)
-        call("btrfs", "quota", "enable", folder)
-        self.folder = folder / "mine"
-        call("btrfs", "subvolume", "create", self.folder)
-
-    def exhaust(self) -> str:
-        """Allow hardly more than there is; what the system says from then on."""
-        call("sync", "-f", self.folder)
-        call("btrfs", "qgroup", "limit", "1M", self.folder)
-        return "Disk quota exceeded"
-
-    def raise_it(self) -> None:
-        """Allow more again."""
-        call("btrfs", "qgroup", "limit", "none", self.folder)
-
-
 @contextlib.contextmanager
 def mounted(folder: Path, make: Callable[[], Disk]) -> Iterator[Disk]:
     """`make()` mounts something at the folder. Skips where this machine does not let it."""

@@ -140,22 +140,22 @@ FAULTS = [
     Fault(
         "optimizer state not restored",
         "snapshot/disk/load.py",
-        "    restore_moments(folder, model.layout(), optimizer, name)",
-        "    pass",
+        "        for part in parts_of_moments(layout, state):",
+        "        for part in ():",
         ("killed in a snapshot", "time limit", "resumed", *SAME),
     ),
     Fault(
         "a snapshot that lacks one moment",
         "snapshot/disk/tensors.py",
-        "        for key, value in sorted(state.items()):",
-        "        for key, value in sorted(state.items())[1:]:",
+        "        for key, value in sorted(state[parameter].items()):",
+        "        for key, value in sorted(state[parameter].items())[1:]:",
         ("killed in a step", "killed in a snapshot", "snapshot is whole", "the first steps"),
     ),
     Fault(
         "weights saved in half",
         "snapshot/disk/tensors.py",
-        "            parts.append(Part({key: value.detach()}, in_file, None, transposed, part))",
-        "            parts.append(Part({key: value.half()}, in_file, None, transposed, part))",
+        "            parts.append(Part({key: value.detach()}, written, transposed))",
+        "            parts.append(Part({key: value.half()}, written, transposed))",
         SAME,
     ),
     Fault(

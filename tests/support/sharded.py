@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
+from snapshot.disk.save import Writers
 from snapshot.disk.tensors import Part
-from snapshot.disk.writers import Writers
 from training.run import command, writer
 
 RANK = os.environ.get("RANK", "0")
@@ -36,7 +36,7 @@ def begin_and_gather(root: Path, state, *rest, writers: Writers, **more):
 
 
 def write_or_fail(part, *where) -> None:
-    if len(begun) == 2 and RANK == "1" and "mlp.c_fc" in next(iter(part.shapes)):
+    if len(begun) == 2 and RANK == "1" and "mlp.c_fc" in next(iter(part.written.shapes)):
         if what == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -45,7 +45,7 @@ def write_or_fail(part, *where) -> None:
 
 if __name__ == "__main__":
     what = sys.argv.pop(1)
-    begin, writer.begin_snapshot = writer.begin_snapshot, begin_and_gather
+    begin, writer.Snapshot = writer.Snapshot, begin_and_gather
     if what in ("dies", "full"):
         write, Part.write = Part.write, write_or_fail
     command.run_command(train.main)

@@ -9,7 +9,7 @@ from config.schema import OptimConfig
 from config.stored import as_plain
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from snapshot.disk.save import begin_snapshot
+from snapshot.disk.save import Snapshot
 from snapshot.disk.state import RunState
 from training.step import make_optimizer
 
@@ -40,5 +40,5 @@ def state_at(step: int, data: dict | None = None, **optim) -> RunState:
 
 def write(root, step, model, optimizer, piece_bytes=10**9):
     save, state = TOKENIZER.save, state_at(step)
-    snapshot = begin_snapshot(root, state, model, optimizer, save, piece_bytes=piece_bytes)
+    snapshot = Snapshot(root, state, model, optimizer, save, piece_bytes=piece_bytes)
     return snapshot.write()

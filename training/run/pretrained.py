@@ -72,7 +72,7 @@ def find_pretrained(
         return found[0] if found else open_base(key, where, timeout, is_pretrained)
 
     if start.folder is not None:
-        base = Base(f"{key}={value}", value, start.folder)
+        base = Base(f"{key}={value}", start.folder)
     else:
         where = decided_by_main(accelerator, find)
         base = replace(local_main_first(accelerator, open_here), key=f"{key}={value}")
@@ -136,7 +136,12 @@ class PretrainedModel:
         folder, content = self.base.folder, model.config.config_json()
         state.base_config = content
         state.base_digest = run_on_main(self._accelerator, lambda: digest_of(folder))
-        name, commit = self.base.published or (str(folder.absolute()), None)
+        name, commit = self.base.published
+        if "://" in name:  # what is there may change, and a resume could not tell
+            raise ConfigError(
+                f"{self.base.key}: adapters need a base in a folder or in a repo of the Hub. "
+                "Download it, and name its folder."
+            )
         return Adapters(lora, self._public(name), commit, content.get("model_type") == GPT2)
 
     def _find_base(self, lora: Lora, snapshot: Path, state: RunState) -> Adapters:

@@ -23,10 +23,9 @@ from model.family import LanguageModel
 from model.sharded import is_sharded, reshard
 from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
-from snapshot.disk.save import Snapshot, begin_snapshot
+from snapshot.disk.save import Snapshot, Writers, is_coherent
 from snapshot.disk.state import RunState, token_unit
-from snapshot.disk.tensors import parts_of_moments
-from snapshot.disk.writers import Writers, is_coherent
+from snapshot.disk.tensors import refuse_other_moments
 from snapshot.errors import NumberFault, SnapshotError, Unresumable, is_full
 from training.distributed.accelerator import unwrapped
 from training.distributed.launcher import is_one_machine
@@ -114,7 +113,7 @@ class SnapshotWriter:
         state.skipped_steps = self._report.skipped
         state.computed_on = computed_on(accelerator)
         try:
-            snapshot = self._snapshot = begin_snapshot(
+            snapshot = self._snapshot = Snapshot(
                 self._root,
                 state,
                 self._resharded(),
@@ -153,7 +152,7 @@ class SnapshotWriter:
             return
         layout = self._resharded().layout()
         try:
-            parts_of_moments(layout, self._optimizer, self._config.optim.name)
+            refuse_other_moments(layout, self._optimizer, self._config.optim.name)
         except SnapshotError as error:
             remedy = "" if isinstance(error, Unresumable) else f" {NO_GRADIENT}"
             raise ConfigError(f"after step {step}, {error}.{remedy}") from error

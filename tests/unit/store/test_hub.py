@@ -137,7 +137,7 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
     assert start.warnings == ()
     assert start.known_latest.step == 30
     begun = choose_start(tmp_path / "other", "auto", store)
-    assert begun.fetched
+    assert "fetched from" in begun.reason
 
 
 @pytest.mark.filterwarnings("ignore:Not enough free disk space")

@@ -11,10 +11,8 @@ import torch
 
 from model.causal_lm import quiet_transformers
 from model.families import build_empty
-from model.family import ModelConfig
-from model.lora import INSTALL
 from snapshot.disk.load import restore_weights
-from snapshot.disk.model import WHOLE, prefix_of
+from snapshot.disk.model import WHOLE, model_of, prefix_of
 from snapshot.errors import SnapshotError
 
 TOKENS = 64
@@ -26,18 +24,25 @@ class OtherModel(SnapshotError):
     """A whole snapshot that is another model for transformers: a sentence with the difference."""
 
 
-@torch.no_grad()
-def compare_logits(
-    folder: Path, sizes: ModelConfig, times: float = 1.0, tolerance: float = TOLERANCE
-) -> str:
-    """Compare the logits of a verified snapshot with those of transformers, in words.
+def why_not_comparable(folder: Path) -> str | None:
+    """Why transformers cannot load this snapshot alone; None if it can."""
+    if prefix_of(folder) != WHOLE:
+        return "it holds adapters (LoRA); python -m snapshot merge writes the whole model"
+    sizes, _ = model_of(folder)
+    if not sizes.in_transformers:
+        return f"its config.json names no class of transformers ({sizes.family})"
+    return None if find_spec("transformers") else "transformers is not installed"
 
-    Where that is not possible the words say why. `times` enlarges all matrices: those of a new
-    model are so small that it is nearly linear. Raises OtherModel if the logits differ by more than
-    `tolerance` times the largest one, or times 1.
+
+@torch.no_grad()
+def compare_logits(folder: Path, times: float = 1.0, tolerance: float = TOLERANCE) -> float:
+    """The largest difference of our logits and those of transformers, for a verified snapshot.
+
+    `times` enlarges all matrices: those of a new model are so small that it is nearly linear.
+    Raises OtherModel if the difference is more than `tolerance` times the largest logit, or times
+    1.
     """
-    if (reason := _why_not(folder, sizes)) is not None:
-        return f"not compared with transformers: {reason}"
+    sizes, _ = model_of(folder)
     ids = (torch.arange(min(TOKENS, sizes.block_size)) * 7919 % sizes.vocab_size)[None]  # (1, T)
 
     def logits_of(model: Any) -> Any:
@@ -60,20 +65,7 @@ def compare_logits(
             f"{difference:.2g} (largest logit {scale:.2g}). The code of the model does not "
             "compute what config.json describes. docs/models.md says how to name another model"
         )
-    return f"as transformers computes them, within {difference:.0e}"
-
-
-def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
-    if prefix_of(folder) != WHOLE:
-        return (
-            "the snapshot holds only adapters (LoRA). python -m snapshot merge writes the whole "
-            "model, which transformers loads"
-        )
-    if not sizes.in_transformers:
-        return f"its config.json names no class of transformers ({sizes.family})"
-    if find_spec("transformers") is None:
-        return f"transformers is not installed. {INSTALL}"
-    return None
+    return float(difference)
 
 
 def _load_in_transformers(folder: Path) -> Any:
@@ -90,7 +82,6 @@ def _load_in_transformers(folder: Path) -> Any:
     except Exception as error:  # each architecture raises its own types
         what = (str(error).splitlines() or [""])[0]
         raise OtherModel(f"transformers cannot load {folder}: {what:.200}") from error
-    for what, names in (("lacks", "missing_keys"), ("holds", "unexpected_keys")):
-        if others := sorted(found[names]):
-            raise OtherModel(f"{folder} {what} {others[0]!r} for transformers: it is another model")
+    if others := sorted({*found["missing_keys"], *found["unexpected_keys"]}):
+        raise OtherModel(f"transformers names other tensors than {folder}: {others[0]!r}")
     return model
