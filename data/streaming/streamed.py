@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from data.reading.access import Access
 from data.reading.groups import TRAIN, Listing
 from data.reading.rows import list_source, read_group
 from data.streaming.cache import TokenCache
-from data.streaming.walk import Cursor, ReadAhead, Walk
+from data.streaming.walk import Cursor, Walk
 from data.streaming.windows import StreamSource, held_out_parts, parts_of, texts_as_tokens
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
 from data.token_file import (
@@ -111,7 +112,7 @@ def open_stream(
     )
     info = CorpusInfo(
         name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
-        train_bytes=int(sum(source.text_bytes for source in sources) * (1 - share)),
+        train_bytes=int(sum(group.bytes for one in listings for group in one.groups) * (1 - share)),
         held_out_targets=len(file),
         fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         **file.facts,
@@ -136,23 +137,21 @@ def _open_held_out(
     """The held-out rows of each source, its share of them. Raises DataError, OSError."""
     weights = [part.weight for part in parts_of(data)]
     shares = [max(1, int(data.held_out_bytes * (weight / sum(weights)))) for weight in weights]
+    tokenizer = sources[0].tokenizer
 
     def write(path: Path) -> None:
         texts: list[str] = []
         with Progress(say) as progress:
             for source, share in zip(sources, shares, strict=True):
-                name = source.listing.name
+                name, before = source.listing.name, len(texts)
                 progress.doing(f"reading held-out rows of {name}")
-                of_source = source.held_out_texts(share)
-                if not of_source:
+                texts += source.held_out_texts(share)
+                if len(texts) == before:
                     raise DataError(
                         f"data.source={name}: none of its held-out rows has a text in "
                         f"data.text_column={source.listing.column.name}. Name the column of the "
-                        "texts. If other rows have a text there, raise data.val_fraction, or name "
-                        "another data.held_out_split."
+                        "texts, another data.held_out_split, or raise data.val_fraction."
                     )
-                texts += of_source
-        tokenizer = sources[0].tokenizer
         rows = list(texts_as_tokens(texts, tokenizer))
         lost, which = lost_in(texts, tokenizer)
         facts = {
@@ -199,7 +198,7 @@ class StreamedText:
 
         Opens the first window of each source. Raises DataError as reading does.
         """
-        ahead = ReadAhead() if self._reads_ahead else None
+        ahead = threading.Lock() if self._reads_ahead else None
         pairs = zip(self.sources, self._start, strict=True)
         self._walks = [Walk(source, start, ahead) for source, start in pairs]
         self._after: dict[int, list[Cursor]] = {}

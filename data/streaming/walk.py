@@ -8,18 +8,15 @@ reading them: so a snapshot has a cursor for each source, and a start reads one 
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 import numpy as np
 
+from common.retries import in_background
 from data.errors import DataError
 from data.streaming.windows import StreamSource, WindowId
 from data.token_file import Span
 
-PREFETCH = "prefetch"
-"""The name of the thread that prepares windows."""
 WINDOWS_AHEAD = 4
 """How many windows of each source are prepared after the present one."""
 
@@ -38,41 +35,16 @@ class Cursor:
     """How many blocks the source has had."""
 
 
-class ReadAhead:
-    """A thread that prepares the windows of all sources before they are needed.
-
-    Reading waits for the network or the disk, and tokenizers encode without the interpreter's lock,
-    so it does not slow down the steps. One process of each machine has it: encoding uses all cores.
-    """
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[StreamSource, WindowId]] = SimpleQueue()
-        self._last: dict[int, WindowId] = {}
-        # A daemon: the end of a run waits for no window.
-        threading.Thread(target=self._prepare, name=PREFETCH, daemon=True).start()
-
-    def reached(self, source: StreamSource, window: WindowId) -> None:
-        """Prepare the windows after one that the run has reached; it reaches one after another."""
-        last = self._last.get(source.number)
-        for _ in range(WINDOWS_AHEAD if last is None else 1):
-            last = source.after(last or window)
-            self._queue.put((source, last))
-        assert last is not None
-        self._last[source.number] = last
-
-    def _prepare(self) -> None:
-        while True:
-            source, window = self._queue.get()
-            # Whoever needs the window tries again, and reports what is wrong with it.
-            with suppress(Exception):
-                source.open(window)
-
-
 class Walk:
     """One source, block after block."""
 
-    def __init__(self, source: StreamSource, start: Cursor, ahead: ReadAhead | None) -> None:
-        """Raises DataError if the source has no such place, and as reading does."""
+    def __init__(
+        self, source: StreamSource, start: Cursor, ahead: threading.Lock | None = None
+    ) -> None:
+        """With `ahead`, a lock of all sources, the next windows are prepared in the background.
+
+        Raises DataError if the source has no such place, and as reading does.
+        """
         self._source, self._ahead = source, ahead
         self._place: WindowId = start.epoch, start.window
         self._offset, self._blocks = 0, start.blocks
@@ -136,4 +108,18 @@ class Walk:
     def _open(self) -> None:
         self._file = self._source.open(self._place)
         if self._ahead is not None:  # what comes next must not delay this one
-            self._ahead.reached(self._source, self._place)
+            in_background(self._prepare_ahead)
+
+    def _prepare_ahead(self) -> None:
+        """Prepare the windows after the present one; one source at a time, as it uses all cores.
+
+        Reading waits for the network or the disk, and tokenizers encode without the interpreter's
+        lock, so it does not slow down the steps. Whoever needs a window that fails tries again, and
+        reports what is wrong with it.
+        """
+        assert self._ahead is not None
+        window = self._place
+        for _ in range(WINDOWS_AHEAD):
+            window = self._source.after(window)
+            with self._ahead:
+                self._source.open(window)

@@ -74,30 +74,19 @@ class StreamSource:
     def __post_init__(self) -> None:
         self.windows = lru_cache(EPOCHS_IN_MEMORY)(self._windows)
         """The windows of an epoch, each the indices of its groups."""
-        self._digest = hashlib.sha256(self.tokenizer.identity + self.held_out.tobytes())
         versions = [file.version for file in self.listing.files]
         facts = (FORMAT, self.listing.fingerprint, self.data.skip_broken, versions)
-        self._digest.update(repr(facts).encode())
-
-    @property
-    def text_bytes(self) -> int:
-        """About how many bytes of text an epoch has, held out rows included."""
-        return sum(group.bytes for group in self.listing.groups)
+        rows = self.tokenizer.identity + self.held_out.tobytes() + repr(facts).encode()
+        self._digest = hashlib.sha256(rows).hexdigest()
 
     def key(self, *more: object) -> str:
         """A name for what follows from the rows of this data set and from more."""
-        digest = self._digest.copy()
-        digest.update(repr(more).encode())
-        return digest.hexdigest()[:32]
+        return hashlib.sha256(repr((self._digest, *more)).encode()).hexdigest()[:32]
 
     def after(self, window: WindowId) -> WindowId:
         """The next window, perhaps of the next epoch."""
         epoch, number = window
         return (epoch, number + 1) if number + 1 < len(self.windows(epoch)) else (epoch + 1, 0)
-
-    def name_of(self, window: WindowId) -> str:
-        """The name of a window's file."""
-        return self.key(self.number, self.seed, self.data.window_bytes, window)
 
     def open(self, window: WindowId) -> TokenFile:
         """Open the file of a window, which is made if it is not there.
@@ -109,8 +98,9 @@ class StreamSource:
             rows = texts_as_tokens(self.texts(window), self.tokenizer)
             write_tokens(path, rows, self.tokenizer.dtype)
 
+        name = self.key(self.number, self.seed, self.data.window_bytes, window)
         try:
-            return self.cache.open(self.name_of(window), write)
+            return self.cache.open(name, write)
         except OSError as error:
             raise TextLost(str(cache_error(self.cache.folder.parent, error))) from error
 

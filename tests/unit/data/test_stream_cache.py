@@ -45,7 +45,7 @@ OPTIONS = {
 
 
 def files_in(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.tokens"))
+    return sorted(path.parent.name for path in folder.glob("[!.]*/tokens.bin"))
 
 
 def steps_of(corpus, first: int = 1, block_size: int = 16):
@@ -107,8 +107,8 @@ def test_a_file_is_made_once_although_many_need_it(tmp_path):
 
 def test_a_file_that_is_not_whole_is_made_again_and_leftovers_are_removed(tmp_path):
     cache = TokenCache(tmp_path, MB)
-    path = cache.open("a", write).path.with_name("a.tokens")
-    path.rename(tmp_path / f".a.tokens.{platform.node()}.1.tmp")
+    path = cache.open("a", write).path
+    path.parent.rename(tmp_path / f".a.{platform.node()}.1.tmp")
     for size in (0, 100):
         cache.open("a", write)
         os.truncate(path, size)
@@ -161,13 +161,11 @@ def test_held_out_rows_cost_little_reading(tmp_path, share):
 def test_windows_are_read_ahead_by_one_process(tmp_path):
     read: list[int] = []
     both = [huge_corpus(tmp_path, read, reads_ahead=ahead) for ahead in (True, False)]
-    source = both[0].train.sources[0]
-    names = [source.name_of((0, window)) for window in range(5)]
     del read[:]
     for corpus in both:
         next(steps_of(corpus))
     end = time.monotonic() + 20
-    while not set(names) <= set(files_in(tmp_path / "stream")):
+    while len(files_in(tmp_path / "stream")) < 1 + 5:  # held-out rows, and the windows
         assert time.monotonic() < end
         time.sleep(0.01)
     assert max(Counter(read).values()) == 1

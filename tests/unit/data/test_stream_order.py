@@ -185,7 +185,7 @@ def test_whole_groups_are_held_out_and_a_part_of_one(sizes, share):
 def test_groups_are_held_out_by_the_name_of_their_file():
     listing = listing_of([100] * 200)
     other = replace(listing, files=(replace(listing.files[0], name="other"),))
-    elsewhere = replace(listing, files=(replace(listing.files[0], url="/elsewhere"),))
+    elsewhere = replace(listing, files=(replace(listing.files[0], path="/elsewhere"),))
     parts = held_out_parts([listing], 0.1)[0].tolist()
     assert held_out_parts([other], 0.1)[0].tolist() != parts
     assert held_out_parts([elsewhere], 0.1)[0].tolist() == parts
