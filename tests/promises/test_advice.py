@@ -110,7 +110,6 @@ def another_run(hub) -> None:
     seal(folder)
 
 
-LOCK = RunLock()
 NEW, OTHER = "run.name=new", "run.name=other"
 HERE, THERE = "hub.repo_id=me/run", "hub.repo_id=me/other"
 EARLY = "snapshot.resume=out/mine/snapshots/step-00000010"
@@ -151,12 +150,6 @@ FOLLOWED = {
             30,
         ),
         ("or move out/mine away", move_away, "run.name=mine", None),
-    ),
-    "a folder in use": (
-        lambda hub: LOCK.acquire(RUN_DIR),
-        "run.name=mine",
-        ("or give this run another run.name", nothing, NEW, None),
-        ("Wait for it or stop it, ", lambda hub: LOCK._lock.release(), "run.name=mine", 30),
     ),
 }
 """By case: what has happened, a command that is refused, and how each advice in the sentence is

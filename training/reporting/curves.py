@@ -49,9 +49,7 @@ class Curves:
         return train, held_out
 
 
-def draw_curves(
-    train: np.ndarray, held_out: np.ndarray, title: str, path: Path, unit: str = "token"
-) -> None:
+def draw_curves(train: np.ndarray, held_out: np.ndarray, title: str, path: Path, unit: str) -> None:
     """Draw losses, each (2, N), into a PNG file, atomically."""
     # The import fails where this names a backend that is not installed, such as a notebook's.
     set_for_library("MPLBACKEND", "agg")

@@ -37,6 +37,7 @@ from training.distributed.launcher import (
 )
 from training.distributed.sharing import context_size, tensor_size
 from training.reporting.console import Console
+from training.reporting.curves import CURVES
 from training.reporting.report import Report
 
 
@@ -234,7 +235,7 @@ def print_end(
         durable = statistics.median(report.durable_seconds)
         cost = f"; each stalls training for {stall:.2f} s and is durable after {durable:.2f} s"
     console.say(f"snapshot  {report.last_snapshot}{cost}")
-    console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
+    console.say(f"curves    {Path(config.run.dir) / CURVES}")
     if report.skipped:
         console.say(f"skipped   {report.skipped} of {steps:,} updates, which overflowed fp16")
     command = ["python", "sample.py", config.run.dir, *(["--chat"] if corpus.marks else [])]

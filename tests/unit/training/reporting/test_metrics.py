@@ -205,7 +205,7 @@ def test_no_title_makes_a_warning_and_no_figure_lies_on_a_curve(tmp_path, monkey
 
     monkeypatch.setattr(Figure, "savefig", save)
     train, held_out = np.array([[1.0, 2, 3], [3, 2, 1]]), np.array([[3.0], [1.478]])
-    draw_curves(train, held_out, title, tmp_path / "curves.png")
+    draw_curves(train, held_out, title, tmp_path / "curves.png", "token")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     if title.isascii() and title.isprintable():
         assert figures[0].get_suptitle()[:70] == title[:70]
