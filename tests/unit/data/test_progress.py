@@ -73,23 +73,6 @@ def test_progress_is_in_percent_where_the_whole_is_known():
     assert progress.line().endswith("reading a.txt: 12 million characters")
 
 
-def test_a_word_is_said_after_a_second_and_then_every_ten():
-    waited, lines = [], []
-
-    class Clock:
-        def wait(self, seconds):
-            waited.append(seconds)
-            return len(waited) > 3
-
-    progress = Progress(lines.append)
-    progress._ended = Clock()
-    progress.doing("waiting")
-    progress._report()
-
-    assert waited == [1, 10, 10, 10]
-    assert lines == ["text      waiting"] * 3
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_one_process_of_each_machine_verifies_and_reports(monkeypatch, first):
     settings = {}

@@ -110,26 +110,3 @@ def test_a_file_that_cannot_be_listed_is_left_out_as_well(tmp_path):
     assert [read_group(listing, group, access) for group in listing.groups] == [["a\n"]]
     (warning,) = warnings
     assert "left out: a.parquet: data.source=" in warning
-
-
-FOLLOWED = [
-    ({"a.jsonl": lines({"text": 3, "body": "a"})}, r"name another column", {}, "a.jsonl", "body"),
-    ({"a.jsonl": lines({"text": 3})}, "Convert it", {"a.jsonl": lines(A)}, "a.jsonl", "text"),
-    ({"a.csv": b"txt\na\n"}, r"Its columns: txt\. Name one", {}, "a.csv", "txt"),
-    ({"a.csv": b"text,n\nb, c,2\n"}, "Quote a", {"a.csv": b'text,n\n"a",2\n'}, "a.csv", "text"),
-    ({"a.csv": b"text\na\n", "b.jsonl": lines(A)}, "files of one format", {}, "*.csv", "text"),
-    ({"a.txt": b"a\n"}, r"named by a pattern such as \*\.txt", {}, "*.txt", "text"),
-    ({"a.json": b'"a" "b"'}, "or all rows one array", {"a.json": b'["a"]'}, "a.json", "text"),
-]
-"""Files of a folder that is refused, the remedy, the files that it asks for, and what is read."""
-
-
-@pytest.mark.parametrize(("files", "remedy", "changes", "source", "column"), FOLLOWED)
-def test_a_remedy_leads_to_the_texts(tmp_path, files, remedy, changes, source, column):
-    (folder := tmp_path / "texts").mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    assert re.search(remedy, complaint("prepared", folder, tmp_path / "cache"))
-    for name, content in changes.items():
-        (folder / name).write_bytes(content)
-    assert texts_of("prepared", folder / source, tmp_path / "cache", column) == "a\n"

@@ -256,14 +256,6 @@ def test_a_byte_that_is_not_utf8_is_named(complaint, tmp_path, monkeypatch, cont
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_a_file_of_several_streams_is_read_to_its_end(tmp_path, text_of, kind):
-    """As pbzip2, pigz and `cat` write them."""
-    parts = [COMPRESS[kind](line.encode()) for line in TEXT.splitlines(keepends=True)]
-    path = put(tmp_path / f"a.txt.{kind}", b"".join(parts))
-    assert text_of(path) == TEXT
-
-
-@pytest.mark.parametrize("kind", COMPRESS)
 @pytest.mark.parametrize("fault", ["another beginning", "truncated", "not compressed"])
 def test_damage_is_not_the_end_of_a_compressed_text(tmp_path, complaint, kind, fault):
     second = COMPRESS[kind](TEXT.encode() * 100)

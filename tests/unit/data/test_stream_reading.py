@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import shutil
 import zipfile
@@ -24,10 +23,6 @@ from data.reading.table import Table
 from stream_data import ROWS, TEXTS, lines_of, write_parquet
 
 
-def zstd(content):
-    return pa.compress(content, "zstd", asbytes=True)
-
-
 def list_here(source, cache, column="text"):
     return list_source(str(source), column, Access(cache))
 
@@ -42,21 +37,6 @@ def texts_of(source, cache):
     return [text for group in read(source, cache) for text in group]
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
-@pytest.mark.parametrize("use_dictionary", [True, False])
-def test_every_row_of_parquet_that_has_text_is_read_once(tmp_path, compression, use_dictionary):
-    file = tmp_path / "a.parquet"
-    texts = [text or None for text in TEXTS]
-    write_parquet(file, texts, compression=compression, use_dictionary=use_dictionary)
-
-    listing = list_here(file, tmp_path)
-    assert [group.rows for group in listing.groups] == [40] * 7 + [20]
-    found = [
-        text for group in listing.groups for text in read_group(listing, group, Access(tmp_path))
-    ]
-    assert found == [text for _, text in ROWS]
-
-
 @pytest.mark.parametrize("skip_broken", [False, True])
 def test_later_groups_of_a_file_may_have_no_text(tmp_path, monkeypatch, skip_broken):
     monkeypatch.setattr(lines, "GROUP_BYTES", 1000)
@@ -65,38 +45,6 @@ def test_later_groups_of_a_file_may_have_no_text(tmp_path, monkeypatch, skip_bro
     groups = read(file, tmp_path, skip_broken=skip_broken)
     assert groups[-1] == []
     assert [text for group in groups for text in group] == [f"{one}\n" for one in TEXTS[:50] if one]
-
-
-@pytest.mark.parametrize("size", [1, 50, 1000, 1 << 24])
-@pytest.mark.parametrize(("slack", "end"), [(1, b""), (64, b"\n"), (1 << 18, b"\n")])
-def test_every_line_is_read_once_wherever_the_groups_are_cut(
-    tmp_path, monkeypatch, size, slack, end
-):
-    monkeypatch.setattr(lines, "GROUP_BYTES", size)
-    monkeypatch.setattr(lines, "SLACK_BYTES", slack)
-    few = TEXTS[:12]
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines_of(few)[:-1] + end)
-
-    assert texts_of(tmp_path / "a.jsonl", tmp_path) == [f"{text}\n" for text in few if text]
-
-
-@pytest.mark.parametrize(
-    ("name", "pack"),
-    [
-        ("a.jsonl.gz", gzip.compress),
-        ("padded.jsonl.gz", lambda content: gzip.compress(content) + bytes(512)),
-        ("a.json.gz", lambda content: gzip.compress(content[:999]) + gzip.compress(content[999:])),
-        ("a.ndjson.zst", zstd),
-        ("A.JSONL.ZST", lambda content: zstd(content[:999]) + zstd(content[999:])),
-        ("a.jsonl.bz2", bz2.compress),
-    ],
-)
-def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
-    monkeypatch.setattr("data.reading.table.AHEAD_BYTES", 100)
-    monkeypatch.setattr("data.reading.table.PIECE_BYTES", 100)
-    (tmp_path / name).write_bytes(pack(lines_of(TEXTS)))
-
-    assert read(tmp_path / name, tmp_path) == [[text for _, text in ROWS]]
 
 
 def test_a_text_file_is_one_document(tmp_path):

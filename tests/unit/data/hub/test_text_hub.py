@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
-import json
 
 import pytest
 
@@ -18,7 +17,7 @@ from data.reading import access as reading
 from data.reading.rows import open_source
 from hubs import lead_here
 from loopback_hub import LoopbackHub
-from stream_data import DATASET, ROWS, parquet_of, publish_dataset
+from stream_data import DATASET, publish_dataset
 
 TEXT = "\ufeffone\n\n\n  two\r\n\n日本\rthree\n\n\nfour, and no end"
 LETTERS = TEXT.removeprefix("\ufeff")
@@ -88,27 +87,6 @@ def test_options_of_a_card_are_refused_with_the_name_of_a_copy(text_of, publish)
     published = publish(train_csv="n;text\n1;NA\n", README_md=card(lines))
     with pytest.raises(DataError, match=rf"its card reads the files with sep=';'\. .*{COPY}"):
         text_of(published)
-
-
-def test_json_of_the_hub_is_read_from_its_files(text_of, publish):
-    rows = [{"text": one, "n": n} for n, one in enumerate(['say "yes"', "2024-01-27", "a\\nb"])]
-    rows[1]["n"] = {"a": 1}  # `datasets` would write all of the column as JSON
-    name = publish(train_jsonl="\n".join(map(json.dumps, rows)), test_jsonl="never")
-
-    assert text_of(name) == 'say "yes"\n2024-01-27\na\\nb\n'
-    with pytest.raises(DataError, match=r"row 1 of train\.jsonl cannot be read: .*holds int"):
-        text_of(name, "n")
-
-
-def test_a_card_says_what_the_split_train_is(text_of, hub):
-    split = "  - split: {0}\n    path: data/{0}.parquet\n"
-    lines = "  data_files:\n" + split.format("train") + split.format("test")
-    files = {"data/train.parquet": parquet_of(), "data/test.parquet": parquet_of(["never"])}
-    publish_dataset(hub, {"README.md": card(lines).encode(), **files})
-
-    assert text_of(DATASET) == "".join(text for _, text in ROWS)
-    with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: id, text\."):
-        text_of(DATASET, "body")
 
 
 def test_a_later_start_requests_the_commit_and_what_has_changed(text_of, publish, hub):
