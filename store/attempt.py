@@ -116,13 +116,13 @@ class Attempt:
     def __init__(self, target: UploadTarget) -> None:
         self._target, self._store, self._policy = target, target.store, target.policy
         self._run_id, self._attempt_id = target.run_id, target.attempt_id
+        known = 0 if target.known_latest is None else target.known_latest.generation
         self.fence = Fence(
-            target.store.name,
-            target.run_id,
-            target.attempt_id,
-            target.known_latest,
-            target.was_read,
-            target.policy.takeover,
+            self._store.name,
+            self._run_id,
+            self._attempt_id,
+            takes_over=self._policy.takeover,
+            generation=known + 1 if target.was_read else 0,
         )
         """Which other attempts this one gives way to."""
         self.was_read = target.was_read

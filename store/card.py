@@ -17,7 +17,6 @@ from snapshot.disk.folder import folder_name
 from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState, loss_in_words, lost_facts, token_unit
 from store.attempt import CURVES, Best
-from store.hub import REPO_ID
 from store.kinds import NAMED_REPO
 
 TEMPLATE = Path(__file__).with_name("card.md")
@@ -71,13 +70,11 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_
     """The fields that the Hub shows, and filters by."""
     unit = token_unit(state.data)
     has_adapters = trains_adapters(state.config)
-    sources = [one["source"] for one in state.stream or [{"source": state.data["name"]}]]
     return huggingface_hub.ModelCardData(
         library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
         pipeline_tag="text-generation",
         license=value_of(state.config, "hub.license"),
         language=value_of(state.config, "hub.language"),
-        datasets=list(filter(_is_dataset, sources)) or None,
         base_model=_base_model(state),
         tags=[
             shape.family,
@@ -87,11 +84,6 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_
         ],
         model_name=repo_id.partition("/")[2],
     )
-
-
-def _is_dataset(source: str) -> bool:
-    """Whether a source is a data set of the Hub."""
-    return source == _shown_name(source) and REPO_ID.fullmatch(source) is not None
 
 
 def _base_model(state: RunState) -> str | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from huggingface_hub.errors import (
     BucketNotFoundError,
     GatedRepoError,
-    HFValidationError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -74,7 +73,6 @@ class StoreMoved(StoreError):
 MISSING = "there is no repo {name}, or the token may not see it ({short}). Check the name. "
 CAUSES: dict[type[Exception], tuple[type[StoreError], str]] = {
     LocalTokenNotFoundError: (StoreRefused, f"{{key}} needs a token, and there is none. {REMEDY}"),
-    HFValidationError: (StoreRefused, "{name} is not a name that the Hub allows: {reason}."),
     OfflineModeIsEnabled: (StoreOffline, "HF_HUB_OFFLINE is set, so the Hub is not used"),
     GatedRepoError: (
         StoreMissing,

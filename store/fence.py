@@ -9,6 +9,8 @@ nothing waits. docs/hub.md states the rule.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from store.latest import Latest
 
 
@@ -16,38 +18,32 @@ class Fenced(Exception):
     """Another attempt, or another run, uploads to the store. The message is a sentence."""
 
 
+@dataclass
 class Fence:
     """Whether an attempt may replace the `latest.json` that it finds. Not thread-safe."""
 
-    def __init__(
-        self,
-        store: str,
-        run_id: str,
-        attempt_id: str,
-        known: Latest | None,
-        was_read: bool,
-        takes_over: bool,
-    ) -> None:
-        """`known` is what the start found; `takes_over` is `hub.takeover`."""
-        self._store, self._run_id, self._attempt_id = store, run_id, attempt_id
-        self._takes_over = takes_over
-        before = 0 if known is None else known.generation
-        self.generation = before + 1 if was_read else 0
-        """Of this attempt; 0 until it has read the store."""
-        self.has_uploaded = False
+    store: str
+    """Its name, for messages."""
+    run_id: str
+    attempt_id: str
+    takes_over: bool
+    """`hub.takeover`: whether the first upload may replace another run."""
+    generation: int
+    """Of this attempt; 0 until it has read the store."""
+    has_uploaded: bool = False
 
     def check(self, found: Latest | None, step: int) -> None:
         """Raise Fenced unless this attempt may upload a snapshot of `step` now."""
         if found is None:
             self.generation = max(self.generation, 1)
             return
-        if found.attempt_id == self._attempt_id:
+        if found.attempt_id == self.attempt_id:
             return
         is_first = not self.has_uploaded
-        there = f"has uploaded step {found.step} to {self._store}"
+        there = f"has uploaded step {found.step} to {self.store}"
         stays = "Training continues with local snapshots."
-        if found.run_id != self._run_id:
-            if not (is_first and self._takes_over):
+        if found.run_id != self.run_id:
+            if not (is_first and self.takes_over):
                 raise Fenced(
                     f"another run {there}; this one stops uploading. {stays} To take the store "
                     "back, start again with hub.takeover=true; to keep both runs, give one of them "
@@ -60,7 +56,7 @@ class Fence:
             )
         elif 0 < self.generation < found.generation + (not is_first):
             raise Fenced(
-                f"another start of this run uploads to {self._store} now, and has uploaded step "
+                f"another start of this run uploads to {self.store} now, and has uploaded step "
                 f"{found.step}; this one stops uploading. {stays}"
             )
         self.generation = max(self.generation, found.generation + 1)
@@ -71,4 +67,4 @@ class Fence:
             return False
         if found is None or found.generation < self.generation:
             return True
-        return found.attempt_id == self._attempt_id and found.step < uploaded.step
+        return found.attempt_id == self.attempt_id and found.step < uploaded.step

@@ -26,7 +26,6 @@ from snapshot.disk.folder import (
     entries_in,
     folder_name,
     make_way,
-    manifest_entries,
     parse_json,
     remove_folder,
     sha256_of,
@@ -54,7 +53,7 @@ INFERENCE = re.compile(r"(?!optimizer).+")
 SMALL = re.compile(r".+(?<!\.safetensors)")
 """The files of a snapshot without tensors: state, configuration, tokenizer."""
 MOST_HEADS = 10
-"""After so many, each pruned while it was downloaded, a reader ends."""
+"""After so many, of each of which a snapshot was pruned during its download, a reader ends."""
 StateCheck = Callable[[RunState], object]
 """Raises SnapshotError for the state of a snapshot that an attempt must not resume from."""
 
@@ -194,39 +193,52 @@ def fetch(
     Raises SnapshotError if it is not valid even when it is downloaded again, DiskFault if this disk
     refuses it, StoreError if the download fails.
     """
-    target = None if root is None else root / PARTIAL
+    place, target = f"{folder} of {contents.name}", None if root is None else root / PARTIAL
     try:
-        here = _download(contents, folder, target, wanted, refuse)
+        digests = _digests(contents, folder, place)
+        if refuse is not None:
+            of_state = {f"{folder}/{STATE}": digests[STATE]}
+            state = read_state(download(contents, of_state, target) / folder)
+            _check_state(contents, place, remote_step(folder), state)
+            refuse(state)
+        named = {
+            f"{folder}/{name}": digest
+            for name, digest in digests.items()
+            if wanted.fullmatch(name) or name == MANIFEST
+        }
+        here = download(contents, named, target) / folder
+        if wanted is ALL:
+            check_contents(here)
+        elif wanted is INFERENCE:
+            check_model(here)
         if root is None or wanted is not ALL:
             return here
         final = root / folder_name(remote_step(folder))
         with atomic_folder(root, final.name, make_way) as building:
-            for name in (MANIFEST, *manifest_entries(here)):
+            for name in digests:
                 (here / name).rename(building / name)
         remove_folder(root / PARTIAL)
         return final
-    except SnapshotError:  # the next try must not continue it
-        if target is not None and target.exists():
+    except SnapshotError as error:
+        if target is None:
+            raise
+        if target.exists():  # the next try must not continue it
             remove_folder(target)
-        raise
+        raise type(error)(str(error).replace(str(target / folder), place)) from error
     except OSError as error:
         remedy = "Free some space there" if is_full(error) else "Make that folder writable"
         remedy += "" if root else ", or set HF_HOME to another"
         raise DiskFault(
-            f"{folder} of {contents.name} cannot be written to {root or constants.HF_HOME}: "
-            f"{error.strerror}. {remedy}."
+            f"{place} cannot be written to {root or constants.HF_HOME}: {error.strerror}. {remedy}."
         ) from error
 
 
-def _download(
-    contents: Contents,
-    folder: str,
-    target: Path | None,
-    wanted: re.Pattern[str],
-    refuse: StateCheck | None,
-) -> Path:
-    """Download the wanted files of a snapshot and verify them; their folder."""
-    place, inside = f"{folder} of {contents.name}", f"{folder}/"
+def _digests(contents: Contents, folder: str, place: str) -> dict[str, str]:
+    """The SHA-256 of each file of a snapshot, by its name, as its manifest says.
+
+    Raises SnapshotError unless the store lists these files, as far as the listing tells.
+    """
+    inside = f"{folder}/"
     files = contents.files.items()
     listed = {path.removeprefix(inside): file for path, file in files if path.startswith(inside)}
     if MANIFEST not in listed:
@@ -238,35 +250,16 @@ def _download(
     for name, (size, digest) in entries.items():
         if listed[name].size != size or listed[name].sha256 not in (digest, None):
             raise SnapshotError(f"{place}: {name} is not as its manifest says")
-    here: Path | None = None
-    try:
-        if refuse is not None:
-            here = download(contents, {inside + STATE: entries[STATE][1]}, target) / folder
-            _check_state(contents, folder, read_state(here), refuse)
-        digests = {name: digest for name, (_, digest) in entries.items() if wanted.fullmatch(name)}
-        digests[MANIFEST] = sha256(manifest).hexdigest()
-        named = {inside + name: digest for name, digest in digests.items()}
-        here = download(contents, named, target) / folder
-        if wanted is ALL:
-            check_contents(here)
-        elif wanted is INFERENCE:
-            check_model(here)
-        return here
-    except OtherRun:
-        raise
-    except SnapshotError as error:
-        if here is None:  # it names the store
-            raise
-        raise type(error)(str(error).replace(str(here), place)) from error
+    digests = {name: digest for name, (_, digest) in entries.items()}
+    return {**digests, MANIFEST: sha256(manifest).hexdigest()}
 
 
-def _check_state(contents: Contents, folder: str, state: RunState, refuse: StateCheck) -> None:
+def _check_state(contents: Contents, place: str, step: int, state: RunState) -> None:
     """Raise SnapshotError for the state of another step or run than the store says."""
-    if state.step != remote_step(folder):
-        raise SnapshotError(f"{folder} of {contents.name} holds another step than its name says")
+    if state.step != step:
+        raise SnapshotError(f"{place} holds another step than its name says")
     if contents.latest is not None and state.run_id != contents.latest.run_id:
-        raise SnapshotError(f"step {state.step} of {contents.name} belongs to another run")
-    refuse(state)
+        raise SnapshotError(f"{place} belongs to another run")
 
 
 class NoneWhole(SnapshotError):
@@ -328,11 +321,9 @@ def fetch_newest(
                 if now.files != contents.files:
                     break
         else:
-            raise NoneWhole(contents, faults)
+            break
         contents = now
         if run_id and (now.latest is None or now.latest.run_id != run_id):
-            raise NoneWhole(now, ("another run has replaced this one",))
-    raise SnapshotError(
-        f"{contents.store.name} pruned {MOST_HEADS} snapshots, each while it was downloaded. Let "
-        "its run keep more of them (hub.keep), or upload less often (hub.min_interval_seconds)."
-    )
+            faults = ("another run has replaced this one",)
+            break
+    raise NoneWhole(contents, faults)

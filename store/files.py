@@ -121,9 +121,8 @@ class Files(Store):
         for path, addition in add.items():
             if path not in contents:
                 sent[path] = self._send(path, addition)
-        files = {**head.files, **sent}
-        for path in self._delete_all(delete):
-            files.pop(path, None)
+        gone = self._delete_all(delete)
+        files = {path: one for path, one in {**head.files, **sent}.items() if path not in gone}
         return Head(sent[LATEST].sha256 or "", head.private, files)
 
     def _send(self, path: str, addition: Addition) -> RemoteFile:
@@ -156,25 +155,25 @@ class Files(Store):
                     f"{self.name} has applied an upload in part: {path} is missing", "in part"
                 )
 
-    def _delete_all(self, paths: Collection[str]) -> list[str]:
+    def _delete_all(self, paths: Collection[str]) -> set[str]:
         """Delete files in their order; returns those that are gone.
 
         Where a store keeps one, as one under a retention rule, the rest of its folder stays: of a
         snapshot the manifest goes first, so that no half of it counts.
         """
-        gone, stays = [], set()
+        gone, kept = set[str](), set[str]()
         for path in paths:
             folder = path.rpartition("/")[0]
+            if folder in kept:
+                continue
             try:
-                if folder not in stays:
+                with suppress(NoFile):
                     self.delete(path)
-                    gone.append(path)
-            except NoFile:
-                gone.append(path)
+                gone.add(path)
             except StoreUnreachable:
                 break  # the next upload tries again
             except StoreError as error:
-                stays.add(folder)
+                kept.add(folder)
                 self.note(
                     f"old snapshots still use storage of {self.name}: {error.reason}. Uploads "
                     "continue."

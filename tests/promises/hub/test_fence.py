@@ -266,7 +266,7 @@ def found(generation: int, attempt: str = "other", run: str = "run", step: int =
 
 
 def test_the_rule_of_the_fence():
-    fence = Fence("me/run", "run", "mine", found(3), was_read=True, takes_over=False)
+    fence = Fence("me/run", "run", "mine", takes_over=False, generation=4)
     fence.check(found(3, step=90), 20)  # the last upload of an attempt that is replaced
     assert fence.generation == 4
     fence.check(found(4), 20)  # another start read the same, and may have died since
@@ -278,21 +278,14 @@ def test_the_rule_of_the_fence():
         fence.check(found(5), 30)
     with pytest.raises(Fenced, match="another run has uploaded step 10 to me/run"):
         fence.check(found(1, run="another"), 30)
-
-
-def test_a_start_that_could_not_read_the_store_never_replaces_later_steps():
-    """What another attempt has uploaded meanwhile, or long before."""
-    fence = Fence("me/run", "run", "mine", None, was_read=False, takes_over=False)
+    # A start that could not read the store never replaces later steps.
+    fence = Fence("me/run", "run", "mine", takes_over=False, generation=0)
     with pytest.raises(Fenced, match="which this start could not read"):
         fence.check(found(3, step=1000), 30)
     fence.check(found(3, step=1000), 1000)
     assert fence.generation == 4
-    assert Fence("me/run", "run", "mine", None, True, False).generation == 1
-
-
-def test_a_takeover_lasts_until_the_first_upload():
-    known = found(7, run="another")
-    fence = Fence("me/run", "run", "mine", known, was_read=True, takes_over=True)
+    # A takeover lasts until the first upload.
+    fence = Fence("me/run", "run", "mine", takes_over=True, generation=8)
     fence.check(found(9, run="another"), 10)
     assert fence.generation == 10
     fence.has_uploaded = True

@@ -54,11 +54,6 @@ def overrides(small: list[str], run_dir: Path, *more: str) -> list[str]:
     ]
 
 
-def like(finished_run: Path, small: list[str], run_dir: Path, *more: str) -> list[str]:
-    """The overrides of the run that `finished_run` is, in another directory."""
-    return overrides(small, run_dir, "model.dropout=0.1", *more)
-
-
 def assert_uploaded(hub: LoopbackHub, result, step: int = STEPS) -> None:
     """The run ended well, and its last snapshot is on the Hub."""
     assert result.returncode == 0, result.stderr
@@ -305,17 +300,6 @@ def test_a_token_that_stays_expired_costs_no_minute_at_the_end(near_hub, finishe
     )  # the same command uploads it at its next start: test_uploading
 
 
-def test_somebody_edits_the_repo_meanwhile(near_hub, repo, finished_run):
-    uploads = hubs.uploader()
-    for step in (10, 20, 30):
-        offer(uploads, runs.snapshot(finished_run, step))
-        assert uploads.flush(300), uploads.status()
-        near_hub.commit_files(hubs.REPO, {f"NOTES-{step}.md": b"mine"})
-    assert hubs.steps_at_head(repo) == [10, 20, 30]
-    assert all(repo.read(repo.head, f"NOTES-{step}.md") == b"mine" for step in (10, 20, 30))
-    hubs.assert_always_whole(near_hub)
-
-
 @pytest.mark.parametrize(
     "kills",
     [
@@ -419,16 +403,6 @@ def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
     assert repo.read(repo.head, "model.safetensors") == b"somebody's"
     assert len(repo.every_head) == 2
     assert not near_hub.count("preupload")
-
-
-def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub):
-    changes, more, part = REFUSALS["an unknown token"]
-    result = runs.train(*overrides(small, tmp_path / "run", *more), **hub.environment() | changes)
-    assert result.returncode == 2, (result.stdout, result.stderr)
-    assert part in result.stderr
-    assert "Traceback" not in result.stderr
-    assert "step 1/" not in result.stdout
-    assert_no_secrets(result)
 
 
 def test_a_start_without_the_hub_resumes_and_takes_no_repo(

@@ -136,22 +136,6 @@ def test_another_run_s_snapshot_is_refused_before_the_download(finished_run, sma
         assert not list(run_dir.glob("snapshots/step-*"))
 
 
-def test_another_text_is_refused_and_what_is_downloaded_serves_the_right_one(
-    finished_run, small, tmp_path, hub
-):
-    hubs.seed(hub, runs.snapshot(finished_run, 20))
-    run_dir, text = tmp_path / "run", tmp_path / "text.txt"
-    text.write_text("Another text of the same length, or so. " * 500)
-    words = overrides(small, *hubs.words(run_dir), f"data.source={text}")
-    result = runs.train(*words, **hub.environment())
-    assert result.returncode == 2
-    assert "belongs to another run:\n  vocabulary: " in result.stderr
-    before = len(hub.requests)
-    result = runs.train(*overrides(small, *hubs.words(run_dir)), **hub.environment())
-    assert result.returncode == 0, result.stderr
-    assert not any(one.path.endswith(".safetensors") for one in hub.requests[before:])
-
-
 @pytest.mark.thorough
 def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small, tmp_path, hub):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
@@ -169,27 +153,6 @@ def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small,
     assert hubs.step_of(hub) == 40
     assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10, 20, 30, 40]  # all are milestones
     hubs.assert_always_whole(hub)
-
-
-def test_a_damaged_repo_is_passed_over_and_said(finished_run, small, tmp_path, hub):
-    hubs.seed(hub, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
-    repo = hub.repo(hubs.REPO)
-    path = f"{hubs.folder_of(runs.snapshot(finished_run, 30))}/optimizer.safetensors"
-    damaged = bytearray(repo.read(repo.head, path))
-    damaged[-1] ^= 1
-    hub.commit_files(hubs.REPO, {path: bytes(damaged)})
-    there = overrides(small, *hubs.words(tmp_path / "b"))
-    result = runs.train(*there, **hub.environment())
-    assert result.returncode == 0, result.stderr
-    assert "optimizer.safetensors is not as its manifest says; skipped" in result.stdout
-    assert "step-00000020, fetched from" in result.stdout
-    assert hubs.step_of(hub) == 30
-    listed = runs.run([*runs.MODULE, "list", hubs.REPO], **hub.environment())
-    assert listed.returncode == 0
-    assert listed.stdout.count("step ") >= 3
-    verified = runs.run([*runs.MODULE, "verify", hubs.REPO], **hub.environment())
-    assert verified.returncode == 0, verified.stderr
-    assert "every hash right" in verified.stdout
 
 
 @pytest.mark.thorough

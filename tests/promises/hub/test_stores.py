@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import random
 import shutil
 from pathlib import Path
@@ -237,33 +235,6 @@ def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(folder, snapshot_of)
     assert {path for path in folder.paths() if path.startswith(cut)} == set(mine)
 
 
-def test_files_of_file_managers_are_ignored_and_stay(place, snapshot_of, tmp_path):
-    hubs.upload_each(uploader(place, read_state(snapshot_of(3)).run_id), snapshot_of(3))
-    names = (".DS_Store", "Thumbs.db", "._owner.json")
-    folders = ("", "snapshots/", f"{place_of(3)}/")
-    files = {folder + name for folder in folders for name in names}
-    for path in files:
-        place.put(path, b"desktop")
-    assert started(place, tmp_path / "run").state.step == 3
-    assert files <= set(place.paths())
-
-
-def test_a_store_that_cannot_be_listed_is_not_a_new_one(folder, snapshot_of, tmp_path, monkeypatch):
-    """Also where only the newest attempt cannot: the run would go on from an older step."""
-    hubs.upload_each(uploader(folder), snapshot_of(1))
-    hubs.upload_each(uploader(folder, attempt_id=SECOND), snapshot_of(2))
-    real = os.scandir
-
-    def scandir(path="."):
-        if str(path).endswith(SECOND[:8]):
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(StoreUnreachable, match="it is unknown whether file:"):
-        started(folder, tmp_path / "run")
-
-
 def test_another_run_needs_a_takeover_and_then_replaces_all(place, snapshot_of, finished_run):
     hubs.upload_each(uploader(place, OTHER_RUN), snapshot_of(5))
     newest = runs.snapshot(finished_run, 30)
@@ -351,12 +322,6 @@ def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monke
         choose_start(tmp_path / "run", "auto", RunStore(s3.open(1.0), True, False))
 
 
-def test_no_token_of_the_hub_is_needed(folder, finished_run, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("store.hub.get_token", lambda: pytest.fail("the Hub's token was read"))
-    assert started(folder, tmp_path / "run").warnings == ()
-
-
 def words(place: stores.Place, run_dir: Path, *more: str) -> list[str]:
     mine = [word for word in hubs.words(run_dir, *more) if not word.startswith("hub.repo_id=")]
     return ["model.dropout=0.1", "train.eval_every=100", place.key, *mine]
@@ -415,12 +380,3 @@ def test_killed_while_uploading_the_store_is_whole(
         shutil.rmtree(tmp_path / "run")
         fetched = started(place, tmp_path / "run")
         runs.assert_same_bits(runs.snapshot(finished_run, 30), fetched.folder)
-
-
-def test_a_file_system_says_what_its_names_are():
-    store = open_store("memory://shared/run/")
-    assert (store.url, store.name, store.key) == (
-        "memory://shared/run",
-        "memory://shared/run",
-        "hub.url=memory://shared/run",
-    )

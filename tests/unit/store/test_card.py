@@ -86,5 +86,4 @@ def test_the_sources_of_a_stream_are_shown_with_their_blocks(finished_run):
     text = card_text("me/run", state, shape, {"torch": "1"})
     assert "me/words@c0ffee: 7,000 blocks, to row 3 of window 2 in epoch 2 |" in text
     assert r"| \*.jsonl: 3,000 blocks" in text
-    assert "datasets:\n- me/words\n" in text
     assert "secret-client" not in text

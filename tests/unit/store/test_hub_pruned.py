@@ -91,15 +91,6 @@ def test_a_pruned_snapshot_has_a_successor_to_download(
         assert f"{hubs.REPO}@" in capsys.readouterr().out
 
 
-def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
-    near_hub, pruned_meanwhile, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("store.fetch.MOST_HEADS", 2)
-    pruned_meanwhile(Hub(hubs.REPO, 5.0), times=2)
-    with pytest.raises(SnapshotError, match=r"pruned 2 snapshots.*\(hub\.keep\)"):
-        of_named(tmp_path, hubs.store())
-
-
 def test_a_commit_that_is_named_and_has_been_pruned(near_hub, pruned_meanwhile, tmp_path):
     pruned_meanwhile(Hub(hubs.REPO, 5.0))
     commit = near_hub.repo(hubs.REPO).head

@@ -84,15 +84,6 @@ def test_a_download_that_hangs_ends_at_its_deadline(hub, remote, tmp_path):
         remote.fetch(head, head.files, tmp_path / "back")
 
 
-@pytest.mark.thorough
-def test_a_slow_upload_within_its_time_is_left_alone(hub, remote, tmp_path):
-    hub.bytes_per_second, hub.xet_token_seconds = 2_500_000, 3
-    begun = time.monotonic()
-    upload(remote, weights(tmp_path / "file", 20_000_000))
-    assert time.monotonic() - begun > 5 * TIMEOUT_SECONDS
-    assert hub.count("xet-write-token") >= 2
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "message"),
     [
