@@ -160,18 +160,6 @@ def refuse_other_moments(layout: Layout, optimizer: Optimizer, optimizer_name: s
     It is SnapshotError before the first update, which fp16's loss scaler may have skipped, and
     Unresumable where the optimizer has other parameters, or keeps something else, than at first.
     """
-    _refuse_other_parameters(layout, optimizer)
-    kind, joined = OPTIMIZERS[optimizer_name], layout.parts()
-    for name, parameter in layout.trained().items():
-        state = optimizer.state.get(parameter, {})
-        if wrong := kind.wrong_in(state, parameter, joined[parameter]):
-            if not state:
-                raise SnapshotError(f"the optimizer has not updated {name} yet")
-            raise Unresumable(f"optim.name={optimizer_name} {wrong}. That is of {name}")
-
-
-def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
-    """Raise Unresumable unless what is trained is what the optimizer was made for."""
     updated = {one for group in optimizer.param_groups for one in group["params"]}
     of_model = {**layout.parameters(), **layout.adapters()}
     others = [name for name, one in of_model.items() if one.requires_grad != (one in updated)]
@@ -183,6 +171,13 @@ def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
             "is frozen in optim.freeze; to change it, begin another run with "
             "model.pretrained=<a snapshot>"
         )
+    kind, joined = OPTIMIZERS[optimizer_name], layout.parts()
+    for name, parameter in layout.trained().items():
+        state = optimizer.state.get(parameter, {})
+        if wrong := kind.wrong_in(state, parameter, joined[parameter]):
+            if not state:
+                raise SnapshotError(f"the optimizer has not updated {name} yet")
+            raise Unresumable(f"optim.name={optimizer_name} {wrong}. That is of {name}")
 
 
 def shapes_of(parts: Iterable[Part]) -> dict[str, Shape]:
