@@ -147,7 +147,7 @@ def test_what_another_attempt_is_uploading_is_not_deleted(s3, snapshot_of):
     first = uploader(s3, attempt_id=FIRST, keep=1)
     hubs.upload_each(first, snapshot_of(5))
     slow = s3.fault(f"PUT {place_of(7, SECOND)}/manifest", "hang", times=1000)
-    other = uploader(s3, attempt_id=SECOND, keep=1)
+    other = hubs.uploader(s3.open(2.0), run_id=RUN, attempt_id=SECOND, keep=1)
     other.offer(snapshot_of(7), Card(""))  # its contents are there, and its manifest hangs
     stores.wait_for(lambda: slow.hits)
     hubs.upload_each(first, *map(snapshot_of, (10, 11, 12)))

@@ -23,8 +23,9 @@ LONGEST_SECONDS = 5 * (TIMEOUT_SECONDS + 1.0)
 
 
 @pytest.fixture
-def behind(near_hub, finished_run, tmp_path):
+def behind(near_hub, finished_run, tmp_path, monkeypatch):
     """A run at step 10 on this disk, and at step 30 in its repo."""
+    hubs.hurry(monkeypatch)
     hubs.seed(near_hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 30))
     lines = (finished_run / "metrics.jsonl").read_bytes()
     near_hub.commit_files(hubs.REPO, {"metrics.jsonl": lines})
