@@ -30,11 +30,15 @@ class TokenCache:
         Raises OSError if it cannot be written, and what `write` raises.
         """
         entry = self.folder / name
-        if not _is_whole(entry):
-            make_once(entry, lambda building: write(building / TOKENS), lambda: _is_whole(entry))
+        if (file := _opened(entry)) is None:
+            make_once(
+                entry,
+                lambda building: write(building / TOKENS),
+                lambda: _opened(entry) is not None,
+            )
+            file = TokenFile(entry / TOKENS)  # before anybody can remove it
             self._make_room()
-        os.utime(entry)
-        return TokenFile(entry / TOKENS)
+        return file
 
     def _make_room(self) -> None:
         total = 0
@@ -45,11 +49,13 @@ class TokenCache:
                 entry.with_name(f".{entry.name}.lock").unlink(missing_ok=True)
 
 
-def _is_whole(entry: Path) -> bool:
-    with suppress(OSError, ValueError):
-        TokenFile(entry / TOKENS)
-        return True
-    return False
+def _opened(entry: Path) -> TokenFile | None:
+    """An existing file, which now is the most recently used; None if it is absent or damaged."""
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        file = TokenFile(entry / TOKENS)
+        os.utime(entry)
+        return file
+    return None
 
 
 def _use_of(entry: Path) -> tuple[float, int, Path]:
