@@ -34,10 +34,7 @@ from model.frozen import FLOAT32
 from planning.cards import CARDS
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import (
-    COMMUNICATOR,
-    CONTEXT,
     GIB,
-    SLACK,
     Fit,
     advise,
     micro_batch_that_fits,
@@ -188,7 +185,7 @@ def print_plan(
         f"{split.accumulation} accumulated{padding}"
     )
     print(f"\n{table(fits)}\n")
-    print("\n".join(textwrap.fill(note, 95) for note in notes(config, model, options, fits)))
+    print("\n".join(textwrap.fill(note, 95) for note in notes(config, model, fits)))
 
 
 def table(fits: list[Fit]) -> str:
@@ -218,18 +215,10 @@ def table(fits: list[Fit]) -> str:
     )
 
 
-def notes(
-    config: Config, model: LanguageModel, options: argparse.Namespace, fits: list[Fit]
-) -> list[str]:
-    """What the table does not show: memory outside tensors and of the machine, and snapshots."""
-    device, library = options.device, "NCCL" if options.device == "cuda" else "gloo"
+def notes(config: Config, model: LanguageModel, fits: list[Fit]) -> list[str]:
+    """What the table does not show: memory of the machine, and snapshots."""
     snapshot, keep = snapshot_bytes(model.layout(), config.optim.name) / 1e9, config.snapshot.keep
     return [
-        "Tensors are counted in a traced update. They are not all there at once: the peak is less "
-        "than their sum. 'Outside' is an estimate: "
-        f"{CONTEXT[device] / GIB:.2f} GiB for Python with torch and a GPU's context, "
-        f"{COMMUNICATOR[device] / GIB:.2f} for each {library} communicator, "
-        f"{SLACK[device] / GIB:.2f} of slack, and sums of attention's backward pass.",
         *(
             f"{row.strategy.name} keeps {row.on_cpu / GIB:.2f} GiB a process in the machine's "
             "memory."

@@ -7,8 +7,6 @@ python sample.py out/chat --chat
 from __future__ import annotations
 
 import argparse
-import codecs
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -118,8 +116,7 @@ def questions() -> Iterator[str]:
     """The lines of the standard input, without spaces around them."""
     prompt = "> " if sys.stdin is not None and sys.stdin.isatty() else ""
     if isinstance(sys.stdin, TextIOWrapper):
-        is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"  # of a locale such as C
-        sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="replace")
+        sys.stdin.reconfigure(errors="replace")
     with suppress(EOFError, RuntimeError):  # RuntimeError: there is no standard input
         while True:
             yield input(prompt).strip()
@@ -182,11 +179,9 @@ def some_text(text: str) -> str:
     """An argument that is a text."""
     if not text:
         raise argparse.ArgumentTypeError("needs at least one character")
-    if any("\ud800" <= char <= "\udfff" for char in text):  # bytes that a locale of ASCII lacks
-        try:
-            return os.fsencode(text).decode("utf-8")
-        except UnicodeDecodeError:
-            raise argparse.ArgumentTypeError("has bytes that are not valid UTF-8") from None
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        what = "has bytes that this locale does not decode: set PYTHONUTF8=1"
+        raise argparse.ArgumentTypeError(what)
     return text
 
 

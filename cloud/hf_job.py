@@ -1,24 +1,5 @@
 # /// script
 # requires-python = ">=3.11,<3.15"
-# dependencies = [
-#     "torch==2.13.0",
-#     "accelerate>=1.15,<2",
-#     "datasets>=5.2,<6",
-#     "filelock>=3.30",
-#     "fsspec>=2025.3",
-#     "hf-xet>=1.6,<2; platform_machine in 'x86_64 amd64 AMD64 arm64 ARM64 aarch64'",
-#     "httpx2>=2.0,<3",
-#     "huggingface_hub>=2.4,<3",
-#     "hydra-core>=1.3.2,<1.4",
-#     "matplotlib>=3.10.7,<4",
-#     "numpy>=2.0,<3",
-#     "omegaconf>=2.3,<2.4",
-#     "psutil>=6,<8",
-#     "pyarrow>=21",
-#     "safetensors>=0.8,<0.9",
-#     "tokenizers>=0.23,<0.24",
-#     "tqdm>=4.66,<5",
-# ]
 # ///
 """A run as a Hugging Face Job, which only needs the repo that it writes to.
 
@@ -27,13 +8,14 @@
         cloud/hf_job.py code.tar.gz --restarts 20 \\
         --config_file accelerate_configs/single_gpu.yaml train.py hub.repo_id=me/run
 
-What follows the archive is for `cloud.attempts`. The client sends both files along. The
-dependencies are those of requirements.txt.
+What follows the archive is for `cloud.attempts`. The client sends both files along. uv, which
+starts this script, installs the versions of the archive's uv.lock.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -49,7 +31,9 @@ def main(archive: str, *words: str) -> None:
     with tarfile.open(archive) as opened:
         opened.extractall(folder, filter="data")
     os.chdir(folder)
-    os.execv(sys.executable, [sys.executable, "-m", "cloud.attempts", *words])
+    subprocess.run(["uv", "sync", "--quiet", "--locked", "--group", "models"], check=True)
+    python = f"{folder}/.venv/bin/python"  # by its whole name it finds what is installed there
+    os.execv(python, [python, "-m", "cloud.attempts", *words])
 
 
 if __name__ == "__main__":

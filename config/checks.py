@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 from common.printable import printable, redact_urls, shortened
@@ -21,14 +19,12 @@ from config.schema import (
     RANGES,
     TEXT_KEYS,
     Config,
-    is_preset,
     is_streamed,
     multiples_near,
-    other_model,
     tokenizer_of,
 )
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
-from data.order import WHOLE, shares_of
+from data.order import WHOLE
 from data.reading.groups import TRAIN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
 from model.families import ARCHITECTURES
@@ -114,8 +110,11 @@ def _texts(config: Config) -> Mistakes:
             continue  # derived from run.name, which is checked itself
         if (reason := why_not_storable(text)) is not None:
             yield key, reason
-        if key in PATHS and (reason := _why_no_path(text)) is not None:
-            yield key, reason
+        if key in PATHS and not text.strip():
+            yield key, "is empty. Leave it out for its default"
+        names = [] if "://" in text or key not in PATHS else text.split("/")
+        if any(len(name.encode(errors="replace")) > LONGEST_NAME for name in names):
+            yield key, f"has a name of more than {LONGEST_NAME} bytes. Use a shorter one"
 
 
 def why_not_storable(text: str) -> str | None:
@@ -127,17 +126,6 @@ def why_not_storable(text: str) -> str | None:
         what = f"has characters that the encoding of this locale, {encoding}, lacks"
         return f"{what}: set PYTHONUTF8=1 in the environment"
     return "has control characters, or bytes that are not valid UTF-8. Use another name"
-
-
-def _why_no_path(text: str) -> str | None:
-    if not text.strip():
-        return "is empty. Leave it out for its default"
-    if os.path.expanduser(text).startswith("~"):  # noqa: PTH111  Path raises for this
-        return f"names the home of an unknown user: write {Path.cwd() / text}"
-    sizes = [len(name.encode("utf-8", "surrogateescape")) for name in text.split("/")]
-    if "://" not in text and max(sizes) > LONGEST_NAME:
-        return f"has a name of more than {LONGEST_NAME} bytes, which is too long. Use a shorter one"
-    return None
 
 
 def _model_and_tokenizer(config: Config) -> Mistakes:
@@ -189,22 +177,20 @@ def _streaming(config: Config) -> Mistakes:
 
 
 def _mix(config: Config) -> Mistakes:
-    mix, weights = config.data.mix, [part.weight for part in config.data.mix]
+    mix = config.data.mix
     if mix and config.data.streaming is False:
         what = "cannot be used with data.mix, which is always streamed"
         yield "data.streaming", f"{what}. Leave one of them out"
-    are_positive = all(0 < weight < math.inf for weight in weights)
-    for number, share in enumerate(shares_of(weights) if mix and are_positive else weights):
+    least = sum(part.weight for part in mix) / WHOLE  # smaller ones would get no window
+    for number, part in enumerate(mix):
         key = f"data.mix[{number}]"
-        if not (source := mix[number].source).strip():
+        if not part.source.strip():
             yield f"{key}.source", "is empty. Name a file or a data set"
-        if (reason := why_not_storable(source)) is not None:
+        if (reason := why_not_storable(part.source)) is not None:
             yield f"{key}.source", reason
-        if not 0 < weights[number] < math.inf:
-            yield f"{key}.weight", "must be above 0 and finite"
-        elif share == 0:
-            what = f"is less than 1/{WHOLE:,} of the sum of weights"
-            yield f"{key}.weight", f"{what}. Raise it, or leave the source out"
+        if not 0 < part.weight < math.inf or part.weight < least:
+            what = f"must be above 0, finite, and at least 1/{WHOLE:,} of the sum of weights"
+            yield f"{key}.weight", what
 
 
 def _adapters_and_frozen(config: Config) -> Mistakes:
@@ -229,9 +215,9 @@ def _adapters_and_frozen(config: Config) -> Mistakes:
 
 def _optimizer(config: Config) -> Mistakes:
     optim, rate = config.optim, config.optim.learning_rate
-    if rate == 0 and (other_model(config.model) is None or is_preset(config.model)):
-        yield "optim.learning_rate", "must be above 0"
-    elif 0 < rate < optim.min_learning_rate:
+    if rate == 0:
+        yield "optim.learning_rate", f"must be above 0. Set it for optim.name={optim.name}"
+    elif rate < optim.min_learning_rate:
         yield "optim.min_learning_rate", f"must be between 0 and optim.learning_rate={rate}"
     # OmegaConf accepts lists of lists.
     betas = [beta for beta in optim.betas if isinstance(beta, int | float) and 0 <= beta < 1]

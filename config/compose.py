@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.printable import shortened
-from config.other_models import recipe_of
 from config.removed import removed
 from config.schema import KEYS, TEXT_KEYS, Config, ConfigError, is_preset, other_model, tokenizer_of
 
@@ -35,11 +34,6 @@ BAD_VALUE = (HydraException, OmegaConfBaseException, ValueError, ArithmeticError
 """Raised by Hydra and OmegaConf for a value that cannot be parsed or is of another type."""
 ALIKE = 0.75
 """How similar a name is to that of a key, at least, to be taken for it."""
-OF_LAUNCHER = (
-    "num_processes num_machines mixed_precision precision dtype bf16 fp16 device gpus cpu use_cpu"
-    " multi_gpu use_fsdp fsdp ddp nproc_per_node world_size config_file compile"
-)
-"""Settings of the accelerate config file, in its words and others."""
 Setting = tuple[str, str, Any]
 """Key, text and value of an argument."""
 MIX = "'data.mix=[{source:a,weight:0.7},{source:b,weight:0.3}]'"
@@ -103,8 +97,9 @@ def compose_valid(arguments: Sequence[str]) -> tuple[DictConfig, list[str]]:
         except ConfigError as error:
             mistakes.append(str(error))
     composed, wrong = _composed(settings)
-    if (recipe := recipe_of(composed.model)) is not None:
-        composed, wrong = _composed(settings, f"recipe={recipe}")
+    other = other_model(composed.model)
+    if other is not None and not is_preset(composed.model):
+        composed, wrong = _composed(settings, f"recipe={other[0].removeprefix('model.')}")
     return composed, mistakes + wrong
 
 
@@ -129,14 +124,11 @@ def _parse(argument: str) -> Setting:
     key = name.lstrip("+~-")
     if sentence := removed(key, text):
         raise ConfigError(sentence)
-    if name.startswith("-"):
-        what = f"There is no option '{name}': the options are --help and --show, and settings are"
-        raise ConfigError(f"{what} key=value. {_nearest(key)}")
-    if not mark and key not in KEYS:
+    if not mark and key not in KEYS and not name.startswith("-"):
         remedy = "A value with spaces needs quotes: 'data.source=my text.txt'"
         raise ConfigError(f"'{argument}' is not of the form key=value. {remedy}.")
     if key not in (*KEYS, *GROUPS):
-        raise ConfigError(f"There is no key '{key}'. {_nearest(key)}")
+        raise ConfigError(f"There is no key '{name}'. {_nearest(key)}")
     if not mark or name != key or text == "???":
         raise ConfigError(f"'{argument}' sets no key. Write {key}=value.")
     try:
@@ -160,13 +152,13 @@ def _nearest(name: str) -> str:
     """What to write instead of a name that is no key."""
     name = name.replace("-", "_")
     last = name.rpartition(".")[2]
-    if last in OF_LAUNCHER.split():
-        where = "options of `accelerate launch`, before train.py, or entries of its config file"
-        return f"Processes, machines, precision and compilation belong to the launcher: {where}."
     ends = {key.rpartition(".")[2]: key for key in (*KEYS, *GROUPS)}
     near = [ends[last]] if last in ends else difflib.get_close_matches(name, KEYS, 1, ALIKE)
     near += [ends[end] for end in difflib.get_close_matches(last, ends, 1, ALIKE)]
-    return "".join(f"The nearest key is {key}. " for key in near[:1]) + "All keys: --help."
+    if near:
+        return f"The nearest key is {near[0]}. All keys: --help."
+    where = "options of `accelerate launch`, before train.py"
+    return f"All keys: --help. Processes, machines, precision and compilation are {where}."
 
 
 def _unreadable(key: str, text: str, why: object) -> str:
@@ -200,16 +192,17 @@ def _without_effect(arguments: Sequence[str], config: Config) -> Iterator[str]:
     """A sentence for each argument that another one overrules."""
     other, minutes = other_model(config.model), config.snapshot.every_minutes
     preset = f"model={config.model.architecture}" if is_preset(config.model) else None
+    overruled: dict[str, str] = {}
+    if other is not None:
+        overruled |= dict.fromkeys(OWN_SIZES, f"{preset or '='.join(other)}, which has its sizes")
+    if minutes is not None:
+        overruled["snapshot.every"] = f"snapshot.every_minutes={minutes:g}"
     for argument in arguments:
-        key, overruled = argument.partition("=")[0], None
+        key = argument.partition("=")[0]
         if preset is not None and key == "model.architecture":
             yield f"{argument} names a preset, which has its own optim.*. Write {preset} instead."
-        if other is not None and key in OWN_SIZES and argument != preset:
-            overruled = f"{preset or '='.join(other)}, which has its own sizes"
-        if minutes is not None and key == "snapshot.every":
-            overruled = f"snapshot.every_minutes={minutes:g}"
-        if overruled is not None:
-            yield f"{argument} has no effect with {overruled}. Leave it out."
+        if key in overruled and argument != preset:
+            yield f"{argument} has no effect with {overruled[key]}. Leave it out."
 
 
 def batches_of_evaluation(eval_every: int, max_steps: int) -> int:
@@ -219,6 +212,16 @@ def batches_of_evaluation(eval_every: int, max_steps: int) -> int:
     the held-out loss of a run is the same on every machine.
     """
     return max(5, min(200, round(0.1 * min(eval_every, max_steps) * 3)))
+
+
+def rate_of_recipe(optimizer: str, pretrained: str | None, lora_rank: int | None) -> float:
+    """The default of `optim.learning_rate` for a model that is not ours; 0 if there is none.
+
+    A larger rate undoes what pretrained weights have learned; adapters begin as random weights.
+    """
+    if optimizer != "adamw":
+        return 0
+    return 3e-4 if pretrained is None else 3e-5 if lora_rank is None else 2e-4
 
 
 def _name_of(source: str) -> str:
@@ -233,4 +236,5 @@ def _name_of_data(source: str, mix: Sequence[DictConfig]) -> str:
 
 ConfigStore.instance().store(name="schema", node=Config)
 OmegaConf.register_new_resolver("data_name", _name_of_data, replace=True)
+OmegaConf.register_new_resolver("rate_of_recipe", rate_of_recipe, replace=True)
 OmegaConf.register_new_resolver("eval_batches", batches_of_evaluation, replace=True)

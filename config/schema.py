@@ -112,7 +112,7 @@ class ModelConfig:
 @dataclass
 class OptimConfig:
     learning_rate: float = number(1e-3, 0, HUGE)
-    """The peak learning rate, after the warm-up; 0: by the size of a model that is not ours."""
+    """The peak learning rate, after the warm-up."""
     min_learning_rate: float = number(1e-4, 0, HUGE)
     """The learning rate of the last step."""
     warmup_steps: int = number(100, 0, 10**9)

@@ -31,7 +31,9 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 def as_yaml(config: Config) -> str:
     """The resolved configuration as YAML, without the secrets of a URL."""
-    return OmegaConf.to_yaml(OmegaConf.create(asdict(_public(config))))
+    mix = [replace(part, source=redact_urls(part.source)) for part in config.data.mix]
+    data = replace(config.data, source=redact_urls(config.data.source), mix=mix)
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(replace(config, data=data))))
 
 
 def as_plain(config: Config) -> dict[str, Any]:
@@ -39,11 +41,4 @@ def as_plain(config: Config) -> dict[str, Any]:
 
     Without the secrets of a URL and without the folders of this machine.
     """
-    return public_config(asdict(_public(config)))
-
-
-def _public(config: Config) -> Config:
-    """The configuration without secrets, safe to store, show and upload."""
-    mix = [replace(part, source=redact_urls(part.source)) for part in config.data.mix]
-    data = replace(config.data, source=redact_urls(config.data.source), mix=mix)
-    return replace(config, data=data)
+    return public_config(asdict(config))

@@ -115,13 +115,6 @@ class Layout:
         embedding = self.model.get_input_embeddings().weight
         return next(name for name, one in self.parameters().items() if one is embedding)
 
-    def size_without_output(self) -> int:
-        """Numbers in the parameters, without adapters and an output layer that is not tied."""
-        embedding = self.model.get_input_embeddings().weight
-        output = self.model.get_output_embeddings().weight
-        parameters = self.parameters().values()
-        return sum(one.numel() for one in parameters if one is embedding or one is not output)
-
     def freeze(self, patterns: Sequence[str]) -> None:
         """Exclude the parameters whose names match from training."""
         for name, parameter in self.parameters().items():

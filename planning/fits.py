@@ -94,16 +94,10 @@ class Strategy:
 
     def fit(self, memory: float, micro_batch_size: int, accumulating: bool) -> Fit:
         """The memory at this micro-batch, and whether it is at most `memory` bytes."""
-        of = self.estimate
+        of, outside = self.estimate, self.outside(micro_batch_size)
         kinds = {kind: of.largest(kind, micro_batch_size, accumulating) for kind in KINDS}
-        return Fit(
-            self,
-            kinds,
-            peak=of.peak(micro_batch_size, accumulating, self.elsewhere),
-            outside=self.outside(micro_batch_size),
-            largest_micro_batch=self.largest(memory),
-            fits=self.needed(micro_batch_size, accumulating) <= memory,
-        )
+        peak = of.peak(micro_batch_size, accumulating, self.elsewhere)
+        return Fit(self, kinds, peak, outside, self.largest(memory), peak + outside <= memory)
 
 
 @dataclass(frozen=True)

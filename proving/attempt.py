@@ -1,6 +1,6 @@
 """The session of an attempt of the proof: train.py's loop, stopped, killed and measured.
 
-It records what the checks compare: the text, gradients and seconds.
+It records what the checks compare: the text and seconds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from config.compose import load_config
 from config.schema import Config
 from data.corpus import Corpus
 from model.family import LanguageModel
-from model.sharded import gather_full
 from proving.launch import Main, Task
 from proving.text import Rows, facts_of_text
 from snapshot.disk.folder import write_json
-from training.distributed.accelerator import unwrapped
 from training.distributed.launcher import is_main_process
 from training.distributed.sharing import data_parallel_size
 from training.run.command import run_command
@@ -41,8 +39,6 @@ STEPS = 6
 """Steps of the undisturbed attempt, and of those that are killed and stopped."""
 IN_STEP, IN_SNAPSHOT, IN_UPLOAD, SIGTERM = "a step", "a snapshot", "an upload", "SIGTERM"
 """Where an attempt kills itself, as `kill -9` would, or the signal that it sends itself."""
-SNAPSHOT_SECONDS = 600
-"""The longest that a snapshot is waited for, in the middle of the next step."""
 DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 NEVER = 10**9
@@ -85,20 +81,14 @@ class ProvenSession(Session):
         """The step that is computed; None at the start."""
 
     def begin(self, accelerator: Accelerator) -> None:
-        """Begin as `Session` does, and record the gradients of the first step."""
+        """Begin as `Session` does; what ends the attempt comes after a backward pass."""
         super().begin(accelerator)
-        clip, backward = accelerator.clip_grad_norm_, accelerator.backward
-
-        def recorded(parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
-            if self.task.in_float32 and "gradients" not in self._facts:
-                self._facts["gradients"] = self._gradient_norms()
-            return clip(parameters, max_norm, norm_type)
+        backward = accelerator.backward
 
         def interrupted(loss: Tensor, **options: Any) -> None:
             backward(loss, **options)
             self._interrupt()
 
-        accelerator.clip_grad_norm_ = recorded
         accelerator.backward = interrupted
 
     def check_text(self, corpus: Corpus) -> None:
@@ -160,25 +150,14 @@ class ProvenSession(Session):
     def _interrupt(self) -> None:
         """After a backward pass, in the step that the task names."""
         how = self.task.ended_by
-        # A snapshot of the first step is there when the second one is killed.
-        if self._step is None or self._step != self._facts["first"] + (how == IN_STEP):
+        # The second update waits for the snapshot of the first step: it is there in the third.
+        if self._step is None or self._step != self._facts["first"] + 2 * (how == IN_STEP):
             return
         if how == IN_STEP and is_main_process():
-            end = time.monotonic() + SNAPSHOT_SECONDS
-            while self.report.last_snapshot is None and time.monotonic() < end:
-                time.sleep(0.01)
             _die()
         if how == SIGTERM:
             self._signalled_at = time.monotonic()
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def _gradient_norms(self) -> dict[str, float]:
-        """The norm of each gradient of the whole model, 0 without. Every process must call this."""
-        layout = unwrapped(self.accelerator, self._model).layout()
-        return {
-            name: 0.0 if one.grad is None else float(gather_full(one.grad).double().norm())
-            for name, one in layout.trained().items()
-        }
 
 
 def _die() -> None:

@@ -21,15 +21,14 @@ from training.reporting.console import duration
 
 GREEN, RED, GREY = "green", "red", "grey"
 """It holds; it does not; it could not be checked here."""
-LOSS, NORM, GRADIENT = 1e-5, 1e-4, 1e-3
+LOSS, NORM = 1e-5, 1e-4
 """Bounds of relative differences in float32: sums in another order differ by less."""
-SMALLEST = 1e-6
-"""Gradients below this share of the largest one are all rounding."""
 ENLARGED = 5.0
 """New matrices get about the size of trained ones, so that activations are no straight lines."""
 TOLERANCE = 1e-5
 """Of the largest logit of an enlarged model. Another activation makes 1e-4, rounding 1e-6."""
-PLAIN = (".safetensors", ".json", ".jinja", ".txt", ".model")
+TENSORS = ".safetensors"
+PLAIN = (TENSORS, ".json", ".jinja", ".txt", ".model")
 """File extensions of data; none of them is executed when it is read."""
 FIRST = 2
 """Steps before which a process has not reached its speed."""
@@ -43,9 +42,6 @@ class Line:
     status: str
     said: str
     """What was compared, or why it could not be."""
-    difference: float | None = None
-    """The largest one."""
-    bound: float | None = None
 
 
 def passed(name: str, holds: bool, said: str) -> Line:
@@ -55,7 +51,7 @@ def passed(name: str, holds: bool, said: str) -> Line:
 
 def within(name: str, difference: float, bound: float, said: str) -> Line:
     """A check of a difference; one that is not a number is red."""
-    return Line(name, GREEN if difference <= bound else RED, said, difference, bound)
+    return passed(name, difference <= bound, f"{said}: {difference:.1e}, at most {bound:.0e}")
 
 
 def unchecked(name: str, why: str) -> Line:
@@ -141,9 +137,13 @@ def in_transformers(folder: Path, times: float, tolerance: float) -> Line:
 def same_bits(name: str, whole: Outcome, other: Outcome, step: int) -> Line:
     """Weights and optimizer state of two attempts, by the digests of their snapshots' files."""
     try:
-        first, second = (tensor_files(found.snapshot(step)) for found in (whole, other))
+        check_snapshot(other.snapshot(step))
     except (OSError, SnapshotError) as error:
         return passed(name, False, f"there is no whole snapshot: {error}")
+    first, second = (
+        {path: entry for path, entry in entries.items() if path.endswith(TENSORS)}
+        for entries in (manifest_entries(found.snapshot(step)) for found in (whole, other))
+    )
     said = f"after step {step}, against an undisturbed attempt"
     if differing := sorted(path for path, _ in first.items() ^ second.items()):
         return passed(name, False, f"{differing[0]} differs; {said}")
@@ -151,15 +151,8 @@ def same_bits(name: str, whole: Outcome, other: Outcome, step: int) -> Line:
     return passed(name, True, f"{size / 1e6:,.1f} MB of weights and optimizer state: {said}")
 
 
-def tensor_files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and sha256 of each file of tensors. Raises OSError and SnapshotError."""
-    check_snapshot(folder)
-    entries = manifest_entries(folder)
-    return {path: entry for path, entry in entries.items() if path.endswith(PLAIN[0])}
-
-
 def same_steps(name: str, here: Outcome, other: Outcome, words: str) -> Iterator[Line]:
-    """Losses, norms and gradients of the first steps of two attempts in float32."""
+    """Losses and gradient norms of the first steps of two attempts in float32."""
     if not other.is_done:
         yield failed(f"loss, {name}", other)
         return
@@ -167,15 +160,6 @@ def same_steps(name: str, here: Outcome, other: Outcome, words: str) -> Iterator
         one, two = here.figures(figure), other.figures(figure)
         said = f"{len(one.keys() & two.keys())} steps in float32 against {words}"
         yield within(f"{what}, {name}", largest_difference(one, two), bound, said)
-    norms, others = (found.facts.get("gradients", {}) for found in (here, other))
-    if not norms or norms.keys() != others.keys():
-        yield passed(f"gradients, {name}", False, "they are not of the same parameters")
-        return
-    least = max(SMALLEST * max(norms.values()), 1e-30)  # adapters begin with gradients of 0
-    differences = {key: abs(one - others[key]) / max(one, least) for key, one in norms.items()}
-    worst = max(differences, key=lambda key: differences[key])
-    said = f"{len(norms)} parameters of the first step, the largest difference of {worst}"
-    yield within(f"gradients, {name}", differences[worst], GRADIENT, said)
 
 
 def ended(name: str, found: Outcome, code: int, config: Config) -> Line:

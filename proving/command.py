@@ -77,7 +77,6 @@ def as_main(options: argparse.Namespace, config: Config, launch: Launch) -> int:
     summary = ", ".join(f"{number} {status}" for status, number in counts.items())
     print(f"\n{summary}, in {time.monotonic() - begun:.0f} s\nrecord    {launch.folder / PROOF}")
     content = {
-        "summary": summary,
         "words": [redact_urls(word) for word in launch.words],
         "processes": count,
         "config": as_plain(config),
@@ -118,14 +117,9 @@ def folder_of(config: Config) -> Path:
 
 def in_columns(line: Line) -> str:
     """A line for the terminal, wrapped in its columns."""
-    width = min(shutil.get_terminal_size().columns, WIDEST)
-    said = line.said
-    if line.difference is not None and line.bound is not None:
-        said += f": {line.difference:.1e}, at most {line.bound:.0e}"
-    first = f"{line.status.ljust(STATUS)}{line.name.ljust(NAMES)}"
-    return textwrap.fill(
-        said, max(width, len(first) + 20), initial_indent=first, subsequent_indent=" " * len(first)
-    )
+    head = f"{line.status:<{STATUS}}{line.name:<{NAMES}}"
+    width = max(min(shutil.get_terminal_size().columns, WIDEST), len(head) + 20)
+    return textwrap.fill(line.said, width, initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def leave(code: int) -> NoReturn:

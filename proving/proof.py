@@ -136,7 +136,10 @@ def stored(launch: Launch, config: Config, whole: Outcome) -> Iterator[Line]:
         yield unchecked(name, "HF_HUB_OFFLINE is set: nothing is uploaded")
         return
     try:
-        yield rights(real)
+        real.require_token()
+        real.check_token()
+        said = f"the credentials for {real.name} are not read-only"
+        yield passed("rights in the store", True, said)
         # A store beside the run's, which nobody else uses.
         scratch = open_store(real.beside(f"-proof-{secrets.token_hex(4)}"), seconds)
         try:
@@ -145,14 +148,6 @@ def stored(launch: Launch, config: Config, whole: Outcome) -> Iterator[Line]:
             scratch.remove()
     except (StoreError, SnapshotError) as error:
         yield passed(name, False, f"{error}")
-
-
-def rights(store: Store) -> Line:
-    """Whether the token may write. Raises StoreError if it may not."""
-    name = "rights in the store"
-    store.require_token()
-    store.check_token()
-    return passed(name, True, f"the credentials for {store.name} are not read-only")
 
 
 def in_scratch(launch: Launch, whole: Outcome, scratch: Store) -> Iterator[Line]:

@@ -87,16 +87,11 @@ class Base:
             if not self.of_text:
                 raise SnapshotError(
                     f"{self.key}: its {CONFIG} leaves vocab_size to the text, so the model has no "
-                    "size yet. Set it there, or train a new model with an optim.learning_rate."
+                    "size yet. Set it there, or train a model with model.architecture."
                 )
             is_open = [key for key in self.of_text if content.get(key) is None]
             content = {**content, **{key: self.of_text[key] for key in is_open}}
         return model_config(content, f"{self.key}: its {CONFIG}", dropout, activation_checkpointing)
-
-    def parameters(self) -> int:
-        """Numbers in its parameters, without an untied output layer. Raises SnapshotError."""
-        sizes = self.config(dropout=0.0, activation_checkpointing=False)
-        return layout_for(sizes).size_without_output()
 
     def fetch_weights(self, here: bool = True) -> Path:
         """Download the weights and verify their hashes; the folder with them.

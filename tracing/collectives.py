@@ -1,13 +1,8 @@
-"""The collectives of a step in the profile of a process: calls, bytes and time.
-
-The profiler records a collective twice: where it is called, with its tensors, and where it takes
-place, on a thread of gloo or as a kernel of NCCL.
-"""
+"""The collectives of a step in the profile of a process: calls and bytes by kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -28,65 +23,28 @@ BYTES = {"double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "bfloat16"
 """Bytes of an element, by the profiler's name of its type; 1 for all others."""
 
 
-@dataclass
-class Row:
-    """The collectives of one kind in a step of one process."""
-
-    calls: int = 0
-    size: int = 0
-    """Bytes of the full tensors."""
-    microseconds: float = 0.0
-
-
-def rows_of(events: Iterable[Event], step: str) -> dict[str, Row]:
-    """The collectives that are called during the range with a name, by their kind."""
+def collectives_of(events: Iterable[Event], step: str) -> dict[str, tuple[int, int]]:
+    """By kind, the calls during the range with this name, and the bytes of their full tensors."""
     events = sorted((one for one in events if one.get("ph") == "X"), key=lambda one: one["ts"])
     begin, end = next((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == step)
-    transfers = list(filter(_is_transfer, events))
-    rows: dict[str, Row] = {}
-    for call in (one for one in events if one["name"] in CALLS):
-        kind, argument = CALLS[call["name"]]
-        # gloo has no reduce-scatter: torch sends an all-reduce instead.
-        names = {kind.replace("-", ""), *(["allreduce"] if kind == "reduce-scatter" else [])}
-        transfer = next((one for one in transfers if _is_of(one, call, names)), None)
-        if transfer is not None:
-            transfers.remove(transfer)
-        if not begin <= call["ts"] < end:
+    found: dict[str, tuple[int, int]] = {}
+    # The profiler names no type for the tensors of a list: those of DTensor have that of the
+    # functional operation that calls c10d's, all others are float32.
+    functional = {"end": 0.0, "dtype": "float"}
+    for call in events:
+        name, given = call["name"], call.get("args", {})
+        if name.startswith("_c10d_functional::"):
+            functional = {"end": call["ts"] + call["dur"], "dtype": given["Input type"][0]}
+        if name not in CALLS or not begin <= call["ts"] < end:
             continue
-        place, given, row = transfer or call, call["args"], rows.setdefault(kind, Row())
-        row.calls += 1
+        kind, argument = CALLS[name]
         dtype = given["Input type"][argument]
-        if dtype == "TensorList":  # its elements' type stands with the transfer
-            dtype = (place["args"].get("Input type") or [place["args"].get("dtype", "float")])[0]
+        if dtype == "TensorList":
+            dtype = functional["dtype"] if call["ts"] < functional["end"] else "float"
         size = BYTES.get(dtype.lower().removeprefix("c10::"), 1)
-        row.size += size * _elements(given["Input Dims"][argument])
-        row.microseconds += place["dur"]
-    return rows
-
-
-def table(rows: dict[str, Row]) -> list[str]:
-    """The rows for a terminal, below a head; no lines without collectives."""
-    if not rows:
-        return []
-    lines = [f"{'collective':<16}{'calls':>7}{'bytes':>17}{'ms':>10}"]
-    lines += [
-        f"{kind:<16}{row.calls:>7,}{row.size:>17,}{row.microseconds / 1e3:>10.2f}"
-        for kind, row in rows.items()
-    ]
-    return lines
-
-
-def _is_transfer(event: Event) -> bool:
-    """Whether an event is a collective's own time: on gloo's thread, or as a kernel of NCCL."""
-    on_gpu = event.get("cat") == "kernel" and "nccl" in event["name"].lower()
-    return on_gpu or event["name"].startswith("gloo:")
-
-
-def _is_of(transfer: Event, call: Event, names: Iterable[str]) -> bool:
-    """Whether a transfer has one of these names, and ends after a call."""
-    plain = transfer["name"].lower().replace("_", "")
-    ends = transfer["ts"] + transfer["dur"]
-    return bool(ends > call["ts"]) and any(name in plain for name in names)
+        calls, total = found.get(kind, (0, 0))
+        found[kind] = calls + 1, total + size * _elements(given["Input Dims"][argument])
+    return found
 
 
 def _elements(dims: Any) -> int:

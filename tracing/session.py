@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from accelerate.utils import ProfileKwargs
 from torch.profiler import record_function
@@ -14,10 +13,9 @@ from torch.profiler import record_function
 from config.compose import load_config
 from config.schema import Config, ConfigError
 from snapshot.disk.folder import snapshot_folders, snapshots_in
-from tracing.collectives import rows_of, table
+from tracing.collectives import Event, collectives_of
 from training.exits import EXIT_DONE
 from training.run.session import Session
-from training.run.stopping import Due
 
 STEPS = 3
 """Number of profiled steps; the table is of the last."""
@@ -34,14 +32,12 @@ def load_traced_config(arguments: list[str]) -> Config:
     config = load_config(arguments)
     config.run.dir = f"{config.run.dir}-trace"
     if snapshot_folders(snapshots_in(Path(config.run.dir))):  # a trace saves none
-        raise ConfigError(
-            f"a trace would be written to {config.run.dir}, which holds a run with snapshots. Name "
-            "another run.dir."
-        )
+        what = f"a trace would be written to {config.run.dir}, which holds a run with snapshots"
+        raise ConfigError(f"{what}. Name another run.dir.")
     config.run.tracker, config.hub.repo_id, config.hub.url = (None,) * 3
     config.snapshot.resume, config.snapshot.every = "auto", NEVER
     config.snapshot.every_minutes = None
-    config.train.sample_every, config.train.log_every = 0, NEVER
+    config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, NEVER
     config.train.max_steps = max(config.train.max_steps, STEPS + 1)
     return config
 
@@ -68,34 +64,30 @@ class TracedSession(Session):
                     self._step = f"step {step}"
                     break
 
-    def finish_step(self, *figures: Any, **metrics: Any) -> Due:
-        """Finish a step as `Session` does, but nothing is due."""
-        with record_function("agreement"):
-            super().finish_step(*figures, **metrics)
-        return Due()
-
     def end(self) -> int:
         """Join the traces and print the collectives of the last step; the exit code."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             folder = Path(self.config.run.dir)
             own = join_traces(folder)
-            for line in table(rows_of(own["traceEvents"], self._step)):
-                self.console.say(line)
+            if found := collectives_of(own, self._step):
+                self.console.say(f"{'collective':<16}{'calls':>7}{'bytes':>17}")
+            for kind, (calls, size) in found.items():
+                self.console.say(f"{kind:<16}{calls:>7,}{size:>17,}")
             self.console.say(f"\ntrace     {folder / TRACE}, for https://ui.perfetto.dev")
             self.console.close()
         self.accelerator.end_training()
         return EXIT_DONE
 
 
-def join_traces(folder: Path) -> dict[str, Any]:
-    """Write trace.json from the traces of all processes of this machine; that of the first."""
+def join_traces(folder: Path) -> list[Event]:
+    """Write trace.json from the traces of all processes of this machine; the first one's events."""
     paths = sorted(folder.glob(PART.format("*")))
-    traces = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    events = [event for trace in traces for event in trace["traceEvents"]]
-    content = json.dumps({**traces[0], "traceEvents": events})
+    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    events = [event for trace in (first, *others) for event in trace["traceEvents"]]
+    content = json.dumps({**first, "traceEvents": events})
     (folder / TRACE).write_text(content, encoding="utf-8")
     for path in paths:
         path.unlink()
-    first: dict[str, Any] = traces[0]
-    return first
+    own: list[Event] = first["traceEvents"]
+    return own

@@ -368,7 +368,6 @@ def test_the_plan_says_what_fits_and_what_to_run(capsys):
     out = capsys.readouterr().out
     assert "It fits: accelerate launch --config_file accelerate_configs/ddp.yaml --num_proc" in out
     assert "snapshot.keep=3" in out
-    assert "0.50 for each NCCL communicator, 0.25 of" in " ".join(out.split())
     assert re.search(r"FSDP, offload keeps \d\.\d\d GiB a process in the machine's memory", out)
     for head in ("weights", "gradients", "optimizer", "activations", "peak"):
         assert head in out

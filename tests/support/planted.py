@@ -39,8 +39,8 @@ class Fault(NamedTuple):
     setting: str | None = None
 
 
-SPLIT = ("loss, split otherwise", "gradient norm, split otherwise", "gradients, split otherwise")
-ONE = ("loss, one process", "gradient norm, one process", "gradients, one process")
+SPLIT = ("loss, split otherwise", "gradient norm, split otherwise")
+ONE = ("loss, one process", "gradient norm, one process")
 SAME = ("same losses after all of that", "same bits after all of that")
 DDP, FSDP = "ddp_cpu.yaml", "fsdp_cpu.yaml"
 

@@ -9,7 +9,6 @@ from typing import Any
 from accelerate import Accelerator
 from torch.optim import Optimizer
 
-from config.other_models import settle_rate
 from config.schema import Config, ConfigError, lora_of, other_model, too_long
 from data.chat import ChatTemplate
 from data.columns import MASKED
@@ -76,11 +75,10 @@ def find_pretrained(
     else:
         where = decided_by_main(accelerator, find)
         base = replace(local_main_first(accelerator, open_here), key=f"{key}={value}")
-    if config.data.documents == MASKED:
-        sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
-        if not sizes.can_pack:
-            raise ConfigError(f"{base.key}: {CANNOT_MASK}")
-    settle_rate(config, base.parameters)
+    # A model that cannot be built here is refused before the text is prepared.
+    sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
+    if config.data.documents == MASKED and not sizes.can_pack:
+        raise ConfigError(f"{base.key}: {CANNOT_MASK}")
     return PretrainedModel(accelerator, config, base)
 
 

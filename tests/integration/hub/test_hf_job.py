@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import sys
 import tarfile
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,13 +32,16 @@ def archive(tmp_path) -> Path:
     return path
 
 
-def test_the_script_depends_on_what_requirements_txt_lists():
-    block = re.search(r"^# /// script\n(.*?)^# ///$", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
-    header = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
-    listed = (runs.ROOT / "requirements.txt").read_text().replace('"', "'").splitlines()
-    assert header["dependencies"] == [line for line in listed if not line.startswith("#")]
-    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
-    assert header["requires-python"] == project["requires-python"]
+@pytest.fixture
+def uv(tmp_path) -> str:
+    """A PATH with a stand-in for uv, whose environment is the one of these tests."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin" / "uv").write_text(f"#!/bin/sh\nmkdir .venv && ln -s {tmp_path}/bin .venv\n")
+    for program in python.parent.iterdir():
+        program.chmod(0o755)
+    return f"{python.parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def test_a_missing_archive_is_a_mistake_with_its_remedy(capsys):
@@ -52,7 +53,7 @@ def test_a_missing_archive_is_a_mistake_with_its_remedy(capsys):
 
 @pytest.mark.thorough
 def test_a_killed_job_resumes_on_an_empty_disk_bit_by_bit(
-    small, finished_run, archive, hub, tmp_path
+    small, finished_run, archive, uv, hub, tmp_path
 ):
     config = runs.rehearsal("cpu.yaml", tmp_path, 1)  # in the float32 of finished_run
     keys = hubs.words(Path("out/run"), *small, "model.dropout=0.1")
@@ -62,7 +63,7 @@ def test_a_killed_job_resumes_on_an_empty_disk_bit_by_bit(
     def disk(number: int) -> dict[str, str]:
         """Where the Job's number'th attempt has its files; all are removed with their machine."""
         (tmp_path / f"disk-{number}").mkdir()
-        return {"TMPDIR": str(tmp_path / f"disk-{number}"), **hub.environment()}
+        return {"TMPDIR": str(tmp_path / f"disk-{number}"), "PATH": uv, **hub.environment()}
 
     # The last snapshot does not come through before the machine is lost.
     hub.fault("commit", "hang", after=1, times=None)

@@ -80,11 +80,6 @@ def test_overrides_win_over_presets_and_experiments():
     assert config.data.block_size == 256
 
 
-def test_of_repeated_overrides_the_last_wins():
-    words = ["train.seed=1", "train.seed=2", "train.seed=1"]
-    assert load_config(words).train.seed == 1
-
-
 def test_the_run_is_named_after_its_text():
     assert load_config(["data.source=/some/where/my text.txt.gz"]).run.dir == "out/my-text.txt.gz"
     assert load_config(["data.source=owner/name", "run.name=mine"]).run.dir == "out/mine"
@@ -101,8 +96,8 @@ def test_the_run_is_named_after_its_text():
         ("--max_steps=100", "The nearest key is train.max_steps."),
         ("--max-steps", "The nearest key is train.max_steps."),
         ("--resume", "The nearest key is snapshot.resume."),
-        ("--model", "The nearest key is model."),
-        ("--verbose", "the options are --help and --show, and settings are key=value."),
+        ("--model", "Write model=value."),
+        ("--verbose", "There is no key '--verbose'. All keys: --help."),
         ("--num_processes", "options of `accelerate launch`, before train.py"),
         ("precision=bf16", "options of `accelerate launch`, before train.py"),
         ("data=my.txt", "For your own text use data.source=my.txt."),
@@ -128,10 +123,8 @@ def test_the_run_is_named_after_its_text():
         ("model.n_layer=1" + "0" * 30, "must be between 1 and 10000."),
         ("run.name=null", "run.name=null is not a text."),
         ("run.name=${run.nam}", "run.name: Interpolation key 'run.nam' not found."),
-        ("data.source='~nobody-of-this-name/x'", "names the home of an unknown user: write "),
         ("data.source='a\udcff.txt'", "bytes that are not valid UTF-8. Use another name."),
-        ("run.name=" + "n" * 300, "has a name of more than 255 bytes, which is too long. Use a"),
-        (f"run.dir='out/{128 * chr(252)}/b'", "has a name of more than 255 bytes"),
+        ("run.name=" + "n" * 300, "has a name of more than 255 bytes. Use a shorter one."),
         ("run.dir='a\x1b[31mb'", "has control characters, or bytes"),
         ("hub.repo_id=me/run.git", "must have the form owner/name, or null."),
         ("snapshot.every_minutes=0", "must be between 1e-09 and 1000000, or null."),
@@ -232,6 +225,29 @@ def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
 def test_the_run_s_folder_is_known_whatever_else_is_wrong():
     for mistake in ("optim.weight_decay=" + "9" * 401, "optim.betas=[[0.9],1]", "--steps", "é"):
         assert str(run_dir_of(["run.dir=mine", mistake])) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rate", "steps"),
+    [
+        ("", "muon", 0.01, 1200),
+        ("model.pretrained=NULL", "muon", 0.01, 1200),
+        ("model.pretrained=a/b", "adamw", 3e-5, 1000),
+        ("model.pretrained=a/b model.lora_rank=8", "adamw", 2e-4, 1000),
+        ("model.architecture=a/b", "adamw", 3e-4, 2000),
+        ("model.architecture=a/b optim.name=muon optim.learning_rate=1", "muon", 1, 2000),
+        ("experiment=finetune_gpt2 model.pretrained=a/b", "adamw", 3e-5, 1000),
+    ],
+)
+def test_a_model_that_is_not_ours_has_a_recipe_of_its_own(words, name, rate, steps):
+    config = load_config(words.split())
+    found = (config.optim.name, config.optim.learning_rate, config.train.max_steps)
+    assert found == (name, rate, steps)
+
+
+def test_an_optimizer_without_a_default_rate_needs_one():
+    (sentence,) = mistakes("model.pretrained=a/b", "optim.name=muon")
+    assert sentence == "optim.learning_rate=0.0 must be above 0. Set it for optim.name=muon."
 
 
 def test_secrets_of_an_address_are_not_stored():

@@ -51,6 +51,5 @@ def test_counts_are_those_of_the_whole_model(family):
     assert parameter_count(part) == parameter_count(whole)
     assert part.flops_per_token(64) == whole.flops_per_token(64)
     one, other = part.layout(), whole.layout()
-    assert one.size_without_output() == other.size_without_output()
     assert snapshot_bytes(one, "adamw") == snapshot_bytes(other, "adamw")
     part.refuse_undescribed()
