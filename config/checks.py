@@ -74,15 +74,14 @@ def problems(config: Config) -> list[str]:
 
 
 def value_of(config: Any, key: str) -> Any:
-    """The value of a key such as data.source or data.mix[0].weight."""
-    for name in re.findall(r"\w+", key):
-        config = config[int(name)] if name.isdigit() else getattr(config, name)
-    return config
+    """The value of a key such as data.source."""
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
 
 
 def _shown(value: Any) -> str:
     is_written_otherwise = value is None or isinstance(value, bool | list)
-    return shortened(json.dumps(value) if is_written_otherwise else str(value))
+    return shortened(json.dumps(value, default=vars) if is_written_otherwise else str(value))
 
 
 def _ranges(config: Config) -> Mistakes:
@@ -182,15 +181,14 @@ def _mix(config: Config) -> Mistakes:
         what = "cannot be used with data.mix, which is always streamed"
         yield "data.streaming", f"{what}. Leave one of them out"
     least = sum(part.weight for part in mix) / WHOLE  # smaller ones would get no window
-    for number, part in enumerate(mix):
-        key = f"data.mix[{number}]"
+    for part in mix:
         if not part.source.strip():
-            yield f"{key}.source", "is empty. Name a file or a data set"
+            yield "data.mix", "has an empty source. Name a file or a data set"
         if (reason := why_not_storable(part.source)) is not None:
-            yield f"{key}.source", reason
+            yield "data.mix", reason
         if not 0 < part.weight < math.inf or part.weight < least:
-            what = f"must be above 0, finite, and at least 1/{WHOLE:,} of the sum of weights"
-            yield f"{key}.weight", what
+            what = f"has a weight of {part.weight:g}. Each must be above 0, finite, and at least"
+            yield "data.mix", f"{what} 1/{WHOLE:,} of their sum"
 
 
 def _adapters_and_frozen(config: Config) -> Mistakes:

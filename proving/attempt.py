@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from config.compose import load_config
 from config.schema import Config
-from data.corpus import Corpus
 from model.family import LanguageModel
 from proving.launch import Main, Task
 from proving.text import Rows, facts_of_text
@@ -91,11 +90,6 @@ class ProvenSession(Session):
 
         accelerator.backward = interrupted
 
-    def check_text(self, corpus: Corpus) -> None:
-        """Check the text as `Session` does."""
-        super().check_text(corpus)
-        self._facts["first"] = self.next_step
-
     def open(self, model: LanguageModel) -> None:
         """Open the run as `Session` does, with what the task does to its uploads."""
         super().open(model)
@@ -122,6 +116,7 @@ class ProvenSession(Session):
         for step in super().steps():
             if self.task.in_float32:
                 self._model.eval()  # without dropout
+            self._facts.setdefault("first", step)
             begun, self._step = time.perf_counter(), step
             yield step
             self._facts["step_seconds"][step] = time.perf_counter() - begun

@@ -298,15 +298,6 @@ def test_a_model_of_no_use_is_a_sentence(pretrained, other_text, refused, monkey
     assert "the loss is nan nats per token" in refused(pretrained, "--source", other_text)
 
 
-def test_ctrl_c_has_its_code(finished_run, cache, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(script, "summed_loss", interrupted)
-    monkeypatch.setattr("common.command._discard_output", lambda: None)
-    assert script.main([str(finished_run), *cache]) == 130
-
-
 def test_the_command_prints_aligned_lines_and_nothing_else(finished_run, cache):
     words = [str(finished_run), *cache, "--device", "cpu"]
     result = runs.run(runs.command(*words, script="evaluate.py"), code=0)

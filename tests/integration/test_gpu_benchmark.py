@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,24 +14,8 @@ import runs
 sys.path.append(str(runs.ROOT / "benchmarks"))  # last: its data.py is not the room of that name
 import gpu
 import gpu_items
-import gpu_steps
 
 TINY = gpu_items.Settings("unused", rehearse=True)
-MEASURER = """
-import json, os, sys, threading
-
-for line in sys.stdin:
-    item = json.loads(line)["item"]
-    with open(sys.argv[1], "a") as log:
-        print(item, os.getpid(), file=log)
-    if item == "dies":
-        print("the last words", file=sys.stderr, flush=True)
-        os._exit(3)
-    if item == "hangs":
-        threading.Event().wait()
-    answer = {"error": "ValueError: no"} if item == "raises" else {"rows": [{"name": item}]}
-    print(json.dumps(answer), flush=True)
-"""
 NANOGPT = """
 from dataclasses import dataclass
 
@@ -66,66 +49,12 @@ class GPT(nn.Module):
 """
 
 
-def item(name: str, seconds: float = 60.0) -> gpu_items.Item:
-    return gpu_items.Item(name, "a group", seconds, lambda settings: [])
-
-
-class Measured:
-    """Items that a small process in place of the real one measures, and how often it was asked."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "measurer.py").write_text(MEASURER)
-        self.asked_log, self.results = folder / "asked", folder / "results" / "gpu.json"
-        command = [sys.executable, str(folder / "measurer.py"), str(self.asked_log)]
-        self.worker = gpu.Worker(command, folder / "worker.log", {})
-
-    def measure(self, *items: gpu_items.Item, again: bool = False) -> dict:
-        results = gpu.Results(self.results, "here", {})
-        gpu.measure_all(items, self.worker, results, TINY, seconds=100.0, again=again)
-        return json.loads(self.results.read_text())["here"]["items"]
-
-    def asked(self) -> list[str]:
-        lines = self.asked_log.read_text().splitlines() if self.asked_log.exists() else []
-        return [line.split()[0] for line in lines]
-
-    def processes(self) -> int:
-        return len({line.split()[1] for line in self.asked_log.read_text().splitlines()})
-
-
-@pytest.fixture
-def measured(tmp_path) -> Measured:
-    return Measured(tmp_path)
-
-
 @pytest.fixture(autouse=True)
 def no_accelerator_before():
     """An Accelerator of another test in this process would decide the precision."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def test_an_item_that_fails_dies_or_hangs_stops_no_other(measured):
-    names = ("first", "raises", "second", "dies", "third", "hangs", "last")
-    found = measured.measure(*(item(name, 0.5 if name == "hangs" else 60) for name in names))
-
-    assert measured.asked() == list(names)
-    assert [name for name in names if "rows" in found[name]] == ["first", "second", "third", "last"]
-    assert found["raises"]["error"] == "ValueError: no"
-    assert "ended" in found["dies"]["error"]
-    assert "the last words" in found["dies"]["error"]
-    assert "its share of 0.5 s" in found["hangs"]["error"]
-    assert 0.5 <= found["hangs"]["seconds"] < 10
-    assert measured.processes() == 4  # one serves all items, until one fails, dies or hangs
-
-
-def test_a_second_start_repeats_what_failed_after_what_is_new(measured):
-    measured.measure(item("first"), item("raises"))
-    measured.measure(item("first"), item("raises"), item("new"))
-    assert measured.asked() == ["first", "raises", "new", "raises"]
-
-    measured.measure(item("first"), again=True)
-    assert measured.asked()[4:] == ["first"]
 
 
 def test_without_a_gpu_or_the_right_folder_a_sentence_says_so(tmp_path, capsys, monkeypatch):
@@ -136,31 +65,11 @@ def test_without_a_gpu_or_the_right_folder_a_sentence_says_so(tmp_path, capsys, 
     assert f"--nanogpt {tmp_path} has no model.py" in capsys.readouterr().err
 
 
-def test_a_model_that_does_not_fit_is_a_result_with_its_plan(monkeypatch):
-    def no_memory(training, steps):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(gpu_steps.Training, "seconds", no_memory)
-    monkeypatch.setattr(gpu_steps, "planned_bytes", lambda *_: 3e6)
-    row = gpu_steps.measure(gpu_steps.Case(TINY.words(2), TINY.vocabulary), 0.1)
-    assert (row["micro-batch"], row["tokens/s"], row["peak MB"]) == (2, "does not fit", None)
-    assert row["plan MB"] == 3
-    assert "plan / peak" not in row
-
-
 SHARED = {
     "shared sequences": ("context parallelism", "share each sequence"),
     "shared matrices": ("tensor parallelism", "share each matrix"),
 }
 """Items of two GPUs: what they share, and the name of the row."""
-
-
-@pytest.mark.parametrize("item", SHARED)
-def test_what_is_shared_needs_two_gpus(tmp_path, monkeypatch, item):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    request = {"item": item, "settings": {"folder": str(tmp_path)}}
-    (row,) = gpu_items.answer(gpu_items.ITEMS, request)["rows"]
-    assert row["two GPUs"] == f"skipped: {SHARED[item][0]} needs two GPUs, and here is one"
 
 
 @pytest.mark.slow

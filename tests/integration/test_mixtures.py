@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import torch
 from transformers.utils import logging
 
 import families
@@ -32,27 +31,6 @@ def marks_of(family: str, shape: Shape) -> list[pytest.MarkDecorator]:
 
 def sizes_of(family: str):
     return replace(model_config(dict(EVERY[family]), family), block_size=16)
-
-
-@pytest.mark.parametrize("family", MIXTURES)
-def test_experts_compute_in_the_precision_of_the_run(family):
-    """In bf16 the loss is near float32's; tests/unit/model/test_products.py sees the products."""
-    torch.manual_seed(1)
-    model = build_model(sizes_of(family))
-    ids = torch.randint(families.VOCABULARY, (2, 16))
-    losses, gradients = {}, {}
-    for enabled in (False, True):
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            loss = model(ids, ids)
-        loss.backward()
-        weights = {n: one for n, one in model.named_parameters() if one.dim() == 3}
-        losses[enabled] = loss.item()
-        gradients[enabled] = torch.cat([one.grad.flatten() for one in weights.values()])
-        assert len(weights) == 4
-        assert {one.grad.dtype for one in weights.values()} == {torch.float32}
-    assert losses[True] == pytest.approx(losses[False], rel=1e-3)
-    assert (gradients[True] - gradients[False]).norm() < 0.05 * gradients[False].norm()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,8 +29,6 @@ from planning.allocation_log import LiveBytes
 from planning.estimate import MemoryEstimate
 from planning.fake_trace import DTYPES, Shape, traced_update
 from planning.fits import (
-    COMMUNICATOR,
-    GIB,
     Fit,
     Strategy,
     advise,
@@ -41,7 +37,6 @@ from planning.fits import (
     strategies,
 )
 from planning.kernels import cuda_kernels
-from snapshot.disk.model import layout_for
 from tracked import tracked
 from training.step import make_optimizer
 
@@ -102,27 +97,6 @@ def test_the_predicted_peak_is_the_one_of_a_real_update(dropout, precision, chec
     assert predicted == pytest.approx(counted(config, 3, precision), rel=0.01)
 
 
-@pytest.mark.thorough
-def test_the_logits_of_a_large_vocabulary_are_planned_for():
-    config = GPTConfig(5003, 64, 1, 2, 16)
-    predicted = planned(config, 1, Shape("cpu", "bf16"))
-    assert predicted == pytest.approx(counted(config, 1, "bf16"), rel=0.01)
-
-
-@pytest.mark.thorough
-def test_frozen_parameters_need_no_gradients_and_moments():
-    config = GPTConfig(31, 8, 7, 2, 16)
-    frozen = ("*.wte.*", "*.wpe.*", "*.h.[0-4].*")
-    layout = layout_for(config)
-    layout.freeze(frozen)
-    trained = layout.trained().values()
-    numbers = sum(one.numel() for one in trained)
-    assert 0 < numbers < sum(one.numel() for one in layout.parameters().values()) / 2
-    estimate = MemoryEstimate(config, Shape("cpu", freeze=frozen))
-    assert estimate.largest("gradients", 2, False) == 4 * numbers
-    assert estimate.largest("optimizer", 2, False) == 8 * numbers + 4 * len(trained)
-
-
 def a_model_of(family: str, **entries: object) -> ModelConfig:
     """A model of transformers, with windows of its whole context."""
     return CausalLMConfig.read({**families.FAMILIES[family], **entries})
@@ -158,20 +132,6 @@ def test_of_many_chunks_of_a_loss_a_few_are_traced(monkeypatch):
     assert len(few.places) < len(every.places)
     assert (few.totals().max(axis=0) == every.totals().max(axis=0)).all()
     assert few.totals().sum(axis=1).max() == every.totals().sum(axis=1).max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("device", "processes", "shards", "checkpointing"),
-    [("cuda", 1, 1, True), ("cuda", 2, 1, False), ("cpu", 3, 3, False), ("cuda", 4, 2, True)],
-)
-def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shards, checkpointing):
-    """Two small traces give the peak of a model of nine layers, at any micro-batch."""
-    config = GPTConfig(103, 64, 9, 4, 64, 0.1 if device == "cuda" else 0.0, checkpointing)
-    shape = Shape(device, "bf16", processes, shards)
-    for batch in (1, 8):
-        traced = traced_update(config, batch, shape).totals().sum(axis=1).max()
-        assert planned(config, batch, shape) == pytest.approx(traced, rel=5e-3)
 
 
 def test_dropout_on_a_gpu_is_planned_with_one_byte_a_number():
@@ -248,16 +208,6 @@ def test_processes_share_what_one_has_alone(shape, most):
         assert shared.largest(kind, 4, True) < share * alone.largest(kind, 4, True)
 
 
-@pytest.mark.slow
-def test_the_published_claim_for_two_gpus_of_24_gib():
-    large, xl = (planned_fits(f"model={m}", *TWO_OF_24) for m in ("gpt2_large", "gpt2_xl"))
-    assert large["FSDP"].largest_micro_batch > large["DDP"].largest_micro_batch > 0
-    assert xl["DDP"].largest_micro_batch == 0
-    assert xl["FSDP"].largest_micro_batch >= 1
-    advice, _ = advise([*xl.values()], None, 1, ["model=gpt2_xl"])
-    assert "accelerate_configs/fsdp.yaml --num_processes=2 --mixed_precision=bf16" in advice
-
-
 def test_the_table_names_a_shipped_config_for_each_strategy():
     shown = set()
     for device in ("cuda", "cpu"):
@@ -269,11 +219,6 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
             shown |= {strategy.file for strategy in strategies(TINY, shape, 1)}
     shipped = {path.name for path in tracked("accelerate_configs")}
     assert shown == shipped - {"fsdp_hybrid_cpu.yaml"}  # nothing is gained by it on one CPU
-
-
-def test_what_train_py_refuses_is_not_offered():
-    found = [strategy.name for strategy in strategies(TINY, Shape("cuda", "fp16", 4), 1)]
-    assert found == ["DDP", "FSDP"]
 
 
 def test_the_command_of_a_mesh_has_all_its_sizes():
@@ -288,30 +233,6 @@ def test_the_command_of_a_mesh_has_all_its_sizes():
         assert f"--parallelism_config_{option}" in advice
     assert "--num_processes=64 --num_machines=8" in advice
     assert advice.endswith("train.py 'run.name=x y'")
-
-
-def test_every_communicator_of_a_strategy_takes_memory():
-    """One of all processes, and those of shards, replicas, shared sequences and matrices."""
-    found = {}
-    shared, cut = Shape("cuda", processes=8, context=2), Shape("cuda", processes=8, tensor=2)
-    of = ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2), (shared, 1), (cut, 1))
-    for shape, machines in of:
-        for strategy in strategies(TINY, shape, machines):
-            found[strategy.name] = (strategy.communicators, strategy.outside(1))
-    assert {name: count for name, (count, _) in found.items()} == {
-        "one process": 0,
-        "DDP": 1,
-        "hybrid": 3,
-        "FSDP": 1,
-        "FSDP, offload": 1,
-        "shard 4 x cp 2": 2,
-        "shard 4 x tp 2": 3,
-    }
-    alone = found["one process"][1]
-    for name in ("DDP", "hybrid", "FSDP", "shard 4 x cp 2", "shard 4 x tp 2"):
-        count, outside = found[name]
-        # Attention's sums are shared as well, of less than a megabyte here.
-        assert outside - alone == pytest.approx(count * COMMUNICATOR["cuda"], abs=1e6)
 
 
 @pytest.mark.slow
@@ -353,13 +274,6 @@ def test_the_largest_micro_batch_is_looked_for_where_a_line_crosses_the_memory(m
     assert most == 0 or needed(most) <= memory
     assert most == 4096 or needed(most + 1) > memory
     assert len(asked) <= 8
-
-
-@pytest.mark.thorough
-def test_the_largest_micro_batch_fits_and_the_next_does_not():
-    for strategy in strategies(TINY, Shape("cuda", "bf16", 2), 1):
-        most = strategy.largest(1.5 * GIB)
-        assert strategy.needed(most, True) <= 1.5 * GIB < strategy.needed(most + 1, True)
 
 
 @pytest.mark.thorough
@@ -430,50 +344,3 @@ def test_without_a_gpu_the_memory_is_asked_for(capsys):
     assert plan_script.memory_of(plan_script.parse(["--gpu", "h100"])) == 79.15
     assert plan_script.main([]) == 2
     assert "no GPU was found. Name one, such as --gpu h100" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "size"),
-    [
-        ([], 256),
-        (["data.tokenizer=bpe:8000"], 8000),
-        (["data.tokenizer=bpe:8000", "--vocab-size", "50257"], 50257),
-    ],
-)
-def test_the_vocabulary_is_the_tokenizer_s_unless_given(words, size):
-    options = plan_script.parse(words)
-    assert plan_script.vocabulary_of(options, load_config(options.overrides)) == size
-
-
-@pytest.mark.slow
-def test_a_process_under_fsdp_takes_what_its_plan_says(tmp_path, text_file):
-    """The most that each process has resident: tensors, torch and Python.
-
-    glibc would also keep what is freed, but for the variable that docs/performance.md names.
-    """
-    sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 10}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
-    base = families.make("llama", tmp_path / "base", **sizes, **heads, max_position_embeddings=256)
-    words = [f"model.architecture={base}", "data.block_size=256", "train.micro_batch_size=2"]
-    words += ["train.global_batch_size=4", "train.max_steps=4", "train.eval_every=4"]
-
-    machine = ["--processes", "2", "--device", "cpu", "--precision", "no", "--memory", "16"]
-    fit = planned_fits(*words, *machine)["FSDP"]
-    planned = fit.peak + fit.outside
-
-    words += [f"data.source={text_file}", f"run.dir={tmp_path / 'run'}", "train.eval_batches=1"]
-    words += ["train.sample_every=0", f"data.cache_dir={tmp_path / 'cache'}"]
-    most: dict[int, int] = {}
-    command = runs.launch_command("fsdp_cpu.yaml", *words)
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-    with runs.started(command, tmp_path / "log", forked=False, **malloc) as process:
-        while process.poll() is None:
-            for rank, worker in runs.workers(process).items():
-                with suppress(OSError, TypeError):  # it has just ended
-                    status = Path(f"/proc/{worker.pid}/status").read_text()
-                    most[rank] = 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
-            time.sleep(0.05)
-        assert process.returncode == 0, (tmp_path / "log").read_text()
-    print(f"planned {planned / 1e9:.2f} GB, taken {[one / 1e9 for one in most.values()]}")
-    assert sorted(most) == [0, 1]
-    assert max(most.values()) == pytest.approx(planned, rel=0.15)

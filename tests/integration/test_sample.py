@@ -9,8 +9,6 @@ import pytest
 
 import runs
 import sample as script
-from data.errors import DataError
-from model.generate import BrokenModel
 from small_snapshots import trained, write
 
 
@@ -90,16 +88,6 @@ def test_a_terminal_shows_control_characters_a_file_gets_them(
     """A terminal of ASCII shows other letters as escapes."""
     assert says(pieces, Terminal(io.BytesIO(), encoding)) == on_terminal
     assert says(pieces, io.TextIOWrapper(io.BytesIO(), encoding)) == in_file
-
-
-@pytest.mark.parametrize("kind", [DataError, BrokenModel])
-def test_an_error_s_control_characters_are_shown_too(monkeypatch, capsys, kind):
-    def refuse(options):
-        raise kind("a\x1b[31mtext")
-
-    monkeypatch.setattr(script, "generate_texts", refuse)
-    assert script.main(["anything"]) == 2
-    assert capsys.readouterr().err == "error: a\\x1b[31mtext\n"
 
 
 def test_a_full_disk_is_a_sentence_and_a_closed_output_is_none(monkeypatch, capsys):

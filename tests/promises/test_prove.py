@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
 import sys
 from types import MappingProxyType
 
@@ -157,32 +155,13 @@ SOUND = {
     "several processes": ("model.dropout=0.1",),
 }
 """Set-ups that are all right, and the words of each."""
-TURNS = 8
-
-
-@contextlib.contextmanager
-def busy(programs):
-    """Other programs, which keep cores busy."""
-    program = f"import time\nend = time.time() + {LIMIT_SECONDS}\nwhile time.time() < end: pass"
-    started = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(programs)]
-    try:
-        yield
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_run_is_never_red(small, tmp_path, name, turn):
-    """With other seeds, while none to three other programs compute."""
-    words = [*words_of(name, small, tmp_path), *SOUND[name], f"train.seed={turn}"]
+def test_a_sound_run_is_never_red(small, tmp_path, name):
+    words = [*words_of(name, small, tmp_path), *SOUND[name]]
     launch = {"bf16": "cpu.yaml", "several processes": "ddp_cpu.yaml"}.get(name)
-    with busy(turn % 4):
-        result, content, _ = prove(runs.ROOT, tmp_path, words, launch)
-    red = [line for line in content["checks"] if line["status"] == "red"]
-    print(f"| {name} | {turn} | {content['counts']['green']} green | {red} |")
-    assert not red
+    result, content, _ = prove(runs.ROOT, tmp_path, words, launch)
+    assert [line for line in content["checks"] if line["status"] == "red"] == []
     assert result.returncode == 0

@@ -13,7 +13,6 @@ from config.checks import CHOICES, PATHS, PATTERNS, RANGES
 from config.compose import load_config
 from config.removed import REMOVED
 from config.schema import KEYS, TEXT_KEYS, ConfigError
-from paced import paced, read_until
 from training.distributed.processes import exit_code_for
 from training.reporting.metrics import TAIL_BYTES
 from training.run.run_dir import RunLock
@@ -94,17 +93,6 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
     second._lock.release()
 
 
-@pytest.mark.slow  # it gives the other one half a minute to end
-def test_a_second_start_while_a_run_trains_is_refused(small, tmp_path):
-    words = runs.command(*small, f"run.dir={tmp_path / 'run'}", "train.max_steps=200")
-    with paced(words) as (first, lines):
-        read_until(lines, "step 1/")
-        result = runs.run(words)
-        assert first.poll() is None
-    assert result.returncode == 2
-    assert "is in use: another process trains in it" in result.stderr
-
-
 def test_a_text_that_fails_on_the_main_process_ends_all_at_once(small, tmp_path):
     result = runs.launch(
         "ddp_cpu.yaml", *small, f"run.dir={tmp_path / 'run'}", "data.source=none.txt"
@@ -147,26 +135,6 @@ def test_a_snapshot_only_the_main_process_can_use_is_said_once(finished_run, sma
     )
     assert result.returncode != 0
     assert result.stderr.count("tokenizer.json is missing") == 1
-
-
-def test_a_snapshots_that_is_no_folder_is_refused(small, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "snapshots").write_text("")
-    result = runs.train(*small, f"run.dir={tmp_path / 'run'}", code=2)
-    assert "cannot be written: File exists" in result.stderr
-
-
-@pytest.mark.thorough
-def test_an_output_that_lacks_characters_stops_no_run(small, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("naïve \u2019quotes\u2019 😀\n" * 400, encoding="utf-8")
-    runs.train(
-        *small,
-        f"data.source={text}",
-        f"run.dir={tmp_path / 'run'}",
-        PYTHONIOENCODING="ascii",
-        code=0,
-    )
 
 
 @pytest.mark.thorough

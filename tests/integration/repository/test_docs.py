@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Collection
 
 import pytest
@@ -25,6 +29,8 @@ MISSPELLED = "train.max_stepz"
 SECTIONS = "|".join(sorted({key.split(".")[0] for key in KEYS}))
 TESTS = ROOT / "tests"
 FAULTS = DOCS / "resume-and-faults.md"
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # last: its data.py is not the room of that name
 each_page = pytest.mark.parametrize("page", PAGES, ids=pages.name_of)
 
 
@@ -54,12 +60,6 @@ def test_every_room_is_on_its_page():
     for room in rooms:
         name = room.relative_to(ROOT)
         assert f"](../{name})" in text_of(DOCS / "how-the-code-is-organised.md")
-
-
-def test_every_accelerate_config_has_its_row():
-    for path in tracked("accelerate_configs"):
-        assert f"\n| `{path.name}` |" in text_of(DOCS / "parallelism.md")
-        assert f"`{path.name}`" in text_of(README)
 
 
 # Commands: what runs is run by test_readme.py; here every one is read as its program reads it.
@@ -152,22 +152,6 @@ def test_every_file_that_is_named_exists(page):
             assert list(ROOT.glob(path)), path
 
 
-def defines(source: str, name: str) -> bool:
-    """Whether a file defines a function, a class, a constant, or a method `Class.method`."""
-    first, _, method = name.partition(".")
-    found = re.search(rf"^(?:def|class) {first}\b|^{first}(?:: .*)? = ", source, re.MULTILINE)
-    inside = not method or re.search(rf"^    def {method}\(", source, re.MULTILINE)
-    return bool(found and inside)
-
-
-@each_page
-def test_what_is_said_to_be_in_a_file_is_defined_there(page):
-    names = r"((?:`[\w.]+`(?:, | and )?)+) in \[([\w./]+)\]"
-    for listed, file in re.findall(names, text_of(page)):
-        for name in inline_code(listed):
-            assert defines((ROOT / file).read_text(), name), (name, file)
-
-
 def test_the_tables_of_keys_are_the_schema_s():
     page = text_of(DOCS / "configuration.md")
     between = re.search(r"<!-- begin of (.*) -->\n(.*)\n<!-- end of \1 -->", page, flags=re.DOTALL)
@@ -176,42 +160,42 @@ def test_the_tables_of_keys_are_the_schema_s():
     assert between[2] == markdown()
 
 
-def has_test(file: str, name: str) -> bool:
-    """Whether a test file has a test of this name, its own or one that it takes from another."""
-    text = (TESTS / file).read_text()
-    return re.search(rf"^(def {name}\(|    {name},$)", text, flags=re.MULTILINE) is not None
+def assert_tests_exist(rows: list[tuple[str, str]]) -> None:
+    """Each file has the tests that stand beside it, its own or taken from another."""
+    for file, what in rows:
+        text = (TESTS / file).read_text()
+        for name in re.findall(r"`(test_\w+)`", what):
+            assert re.search(rf"^(def {name}\(|    {name},$)", text, re.MULTILINE), (file, name)
 
 
 def test_every_fault_and_every_exit_code_has_its_test():
-    rows = re.findall(r"^\|.*\| ([\w/]+): `(test_\w+)` \|$", text_of(FAULTS), flags=re.MULTILINE)
+    rows = re.findall(r"^\|.*\| ([\w/]+): (`test_\w+`) \|$", text_of(FAULTS), re.MULTILINE)
     assert len(rows) >= 55
-    for file, name in rows:
-        assert has_test(f"{file}.py", name), (file, name)
+    assert_tests_exist([(f"{file}.py", name) for file, name in rows])
 
 
-def promises() -> dict[str, str]:
-    """The part of CONTRIBUTING about each promise, by the promise's title."""
+def test_every_promise_has_its_tests_and_every_file_of_them_is_named():
     listed = text_of(CONTRIBUTING).split("## The promises and their tests")[1]
-    parts = re.split(r"^### ", listed, flags=re.MULTILINE)[1:]
-    return {part.partition("\n")[0]: part for part in parts}
-
-
-def test_the_promises_are_those_of_the_readme():
-    told = re.findall(r"^(\d)\. \*\*(.*?)\.?\*\*", text_of(README), flags=re.MULTILINE)
-    assert [f"{number}. {title}" for number, title in told] == list(promises())
+    titles = re.findall(r"^### (\d\. .*)$", listed, re.MULTILINE)
+    told = re.findall(r"^(\d\. )\*\*(.*?)\.?\*\*", text_of(README), re.MULTILINE)
     assert len(told) == 7
+    assert ["".join(one) for one in told] == titles
+    rows = re.findall(r"^\| `tests/([\w/]+\.py)` \| (.*) \|$", listed, re.MULTILINE)
+    assert_tests_exist(rows)
+    promised = {name_of(path).removeprefix("tests/") for path in tracked("tests/promises", ".py")}
+    assert promised <= {file for file, _ in rows}
 
 
-@pytest.mark.parametrize("promise", promises())
-def test_every_test_of_a_promise_exists(promise):
-    rows = re.findall(r"^\| `tests/([\w/]+\.py)` \| (.*) \|$", promises()[promise], flags=re.M)
-    assert rows
-    for file, what in rows:
-        assert (TESTS / file).is_file()
-        for name in re.findall(r"`(test_\w+)`", what):
-            assert has_test(file, name), (file, name)
+def test_the_figures_of_the_performance_page_are_those_of_the_json_files():
+    page = importlib.import_module("page")
+    text = page.PAGE.read_text()
+    assert page.with_table(text) == text, "run python benchmarks/page.py"
 
 
-def test_every_promise_test_file_is_named():
-    named = set(re.findall(r"`(tests/promises/[\w/]+\.py)`", "".join(promises().values())))
-    assert named == {name_of(path) for path in tracked("tests/promises", ".py")}
+def test_every_benchmark_can_still_be_imported():
+    """They are run seldom: a name that they take from the project must not be gone by then."""
+    names = [path.stem for path in tracked("benchmarks", ".py")]
+    code = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    paths = os.pathsep.join(map(str, (ROOT, BENCHMARKS, TESTS / "support")))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-P", "-c", code], env=environment, check=True)

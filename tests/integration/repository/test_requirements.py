@@ -8,7 +8,6 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from packaging.requirements import Requirement
@@ -17,10 +16,8 @@ from packaging.utils import canonicalize_name
 from runs import ROOT
 from tracked import tracked
 
-INDEX = "https://pypi.org/simple"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
-LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
 DISTRIBUTIONS = packages_distributions()
 FOR_DEVELOPERS = ("tests", "benchmarks")
 OF_MODELS = {"transformers", "peft", "bitsandbytes", "torchao"}
@@ -96,26 +93,3 @@ def test_the_groups_of_pyproject_are_the_requirements_files():
         # The project's own dependencies come with each group.
         files = [f"requirements-{one}.txt" for one in groups]
         assert files == [file for file in included if file != "requirements.txt"]
-
-
-def test_the_locked_versions_are_in_the_ranges():
-    versions: dict[str, set[str]] = {}  # more than one where Pythons differ
-    for package in LOCK["package"]:
-        versions.setdefault(package["name"], set()).add(package.get("version", ""))
-    for file in tracked(suffix=".txt"):
-        for requirement in map(Requirement, listed(file.name)[1]):
-            locked = versions[canonicalize_name(requirement.name)]
-            assert all(requirement.specifier.contains(one) for one in locked), requirement
-
-
-def test_the_lock_takes_all_from_the_public_index_with_hashes():
-    for package in LOCK["package"]:
-        if package["name"] == PROJECT["project"]["name"]:
-            assert package["source"] == {"virtual": "."}  # scripts: nothing is built of them
-            continue
-        assert package["source"] == {"registry": INDEX}
-        files = [*package.get("wheels", []), *filter(None, [package.get("sdist")])]
-        assert files
-        assert {urlsplit(one["url"]).hostname for one in files} == {"files.pythonhosted.org"}
-        assert all(one["hash"].startswith("sha256:") for one in files)
-        assert "+" not in package["version"]

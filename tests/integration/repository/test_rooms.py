@@ -168,23 +168,6 @@ def test_no_file_imports_itself_through_others():
         visit(path, ())
 
 
-def test_nothing_in_a_run_knows_the_planner_or_the_trace():
-    for path in SOURCES:
-        in_run = name_of(path).startswith(("training/", "snapshot/")) or path.name == "train.py"
-        if in_run:
-            rooms = {file.parent.name for file in known_files(path)}
-            assert not rooms & {"planning", "tracing", "proving"}, path
-
-
-def test_model_needs_torch_and_nothing_else():
-    third_party = {"accelerate", "datasets", "numpy", "safetensors", "tokenizers", "transformers"}
-    for path in tracked("model", ".py"):
-        others = {name.split(".")[0] for name in imported(path)} & third_party
-        theirs = ("balance.py", "causal_lm.py", "transformers_layout.py")
-        may = {"transformers"} if path.name in theirs else set()
-        assert others <= may, path
-
-
 def test_no_variable_of_our_own_changes_what_a_run_does():
     readers = [path for path in SOURCES if re.search(r"\benviron\b|\bgetenv\b", text(path))]
     # common/hub_client.py sets what hf_xet, which has no other options, reads when it is loaded.

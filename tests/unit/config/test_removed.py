@@ -27,12 +27,6 @@ def test_no_key_of_the_schema_is_in_the_table() -> None:
     assert {name.partition("=")[0] for name in KEYS if "=" in name} <= set(schema.KEYS)
 
 
-def test_a_sentence_is_the_rest_of_one() -> None:
-    for name, sentence in removed.REMOVED.items():
-        assert not sentence.endswith((".", " ")), name
-        assert sentence[:1] == sentence[:1].strip(), name
-
-
 @pytest.mark.parametrize("name", [name for name in removed.REMOVED if " " in name])
 @pytest.mark.parametrize("form", [["{}", "8"], ["{}=8"]], ids=str)
 def test_an_option_that_is_gone_says_what_to_do_instead(name, form, capsys):

@@ -8,7 +8,6 @@ from dataclasses import fields
 
 import pytest
 
-import runs
 from config.checks import problems
 from config.compose import load_config
 from config.schema import KEYS, Config
@@ -84,13 +83,3 @@ def test_a_difference_is_told_in_the_words_of_the_command_line():
         "train.micro_batch_size: null -> 4",
         "hub.private: true -> false",
     ]
-
-
-@pytest.mark.thorough
-def test_a_run_with_seed_0_is_stopped_and_resumed(small, tmp_path):
-    words = [*small, "train.seed=0", f"run.dir={tmp_path / 'run'}", "train.eval_every=100"]
-    assert runs.train(*words, "train.max_steps=2").returncode == 0
-    result = runs.train(*words, "train.max_steps=4")
-    assert result.returncode == 0, result.stderr
-    assert "step-00000002, the newest of this run" in result.stdout
-    assert len(runs.losses(tmp_path / "run")) == 4

@@ -6,8 +6,8 @@ import pytest
 
 from config.compose import load_config
 from config.schema import ConfigError
-from proving.checks import GREEN, RED, largest_difference, passed, within
-from proving.command import folder_of, in_columns, parse
+from proving.checks import GREEN, RED, largest_difference, within
+from proving.command import folder_of, parse
 
 
 def test_a_difference_beyond_its_bound_is_red():
@@ -20,15 +20,6 @@ def test_the_largest_difference_is_that_of_common_steps():
     assert largest_difference({1: 2.0, 2: 4.0}, {1: 2.0, 2: 4.4, 3: 9.0}) == pytest.approx(0.1)
     assert largest_difference({1: 2.0}, {2: 2.0}) == float("inf")
     assert largest_difference({1: 2.0}, {1: None}) == float("inf")
-
-
-def test_lines_are_wrapped_to_the_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    rows = in_columns(passed("gradient norm, one process", False, "word " * 40)).split("\n")
-    assert len(rows) > 3
-    assert max(map(len, rows)) <= 80
-    assert rows[0].startswith("red    gradient norm, one process")
-    assert all(row.startswith(" " * 39) for row in rows[1:])
 
 
 def test_words_of_train_and_options_of_the_proof_are_told_apart():
