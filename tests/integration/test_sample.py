@@ -114,7 +114,7 @@ def test_a_full_disk_is_a_sentence_and_a_closed_output_is_none(monkeypatch, caps
         (["--prompt", ""], "needs at least one character"),
         (
             ["--prompt", "caf\udce9"],
-            "has bytes that this locale does not decode: set PYTHONUTF8=1 in the environment",
+            "has bytes that this locale does not decode: set PYTHONUTF8=1",
         ),
     ],
 )

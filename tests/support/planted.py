@@ -112,7 +112,7 @@ FAULTS = [
         LOOP,
         "with accelerator.accumulate(model):",
         "with accelerator.no_sync(model):",
-        ("the first steps in float32", *ONE),
+        ("the first steps in float32", *SPLIT, *ONE),
         launch=DDP,
     ),
     Fault(
