@@ -76,7 +76,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         train = run.config.train
         most = train.eval_batches and train.eval_batches * train.global_batch_size
     model = named.load().to(device).eval()
-    windows = windows_of(corpus.held_out, block_size, IGNORED, model.can_pack)
+    windows = windows_of(corpus.held_out, block_size, IGNORED, model.config.can_pack)
     batch_size = min(options.batch_size, len(windows.in_order(most)))
     loader = window_loader(windows, HeldOutBatches(windows, most, batch_size))
     shown = tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None)

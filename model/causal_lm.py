@@ -214,6 +214,7 @@ class CausalLM(LanguageModel):
     """A module of transformers. Parameters have its names, with `lm.` before them."""
 
     config: CausalLMConfig
+    base_model_prefix = "base"  # by which accelerate's FSDP2 finds the final norm
 
     def __init__(self, config: CausalLMConfig) -> None:
         """Build the module with transformers' random weights, on torch's default device.
@@ -234,9 +235,8 @@ class CausalLM(LanguageModel):
         self.config = config
         built = _transformers_config(config.content)
         has_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(built)], "_supports_sdpa", False)
-        self._attends_in_rows = has_sdpa and config.can_pack
         attention = "sdpa" if has_sdpa else "eager"  # never a kernel that a config names
-        if self._attends_in_rows:
+        if has_sdpa and config.can_pack:
             attention = IN_ROWS
         try:
             self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
@@ -261,6 +261,9 @@ class CausalLM(LanguageModel):
         """Whether the training loss has a mixture's load-balancing loss."""
         if self.is_balanced:  # `forward` asks for it where it trains
             setattr(self.lm.config, BALANCED, False)
+        # A load-balancing loss is one of whole rows, and a sliding window needs another mask.
+        has_window = getattr(self.lm.config, "sliding_window", None) is not None
+        self.can_share_context = attention == IN_ROWS and not self.is_balanced and not has_window
         output = self.lm.get_output_embeddings()
         is_plain = type(output) is nn.Linear and output.bias is None
         if is_plain and has_plain_logits(self.lm.config):
@@ -305,28 +308,20 @@ class CausalLM(LanguageModel):
                 return max(lists, key=len)
         return nn.ModuleList()
 
-    # accelerate's FSDP2 needs these to recognise tied weights and the final norm.
-    @property
-    def base_model_prefix(self) -> str:
-        return "base"
-
     @property
     def base(self) -> nn.Module:
         """The model without its output layer."""
-        body: nn.Module = self.lm.base_model
-        return body
+        return cast(nn.Module, self.lm.base_model)
 
     def tie_weights(self) -> None:
         """Make the output layer and the token embedding one tensor, if the architecture does."""
         self.lm.tie_weights()
 
     def get_input_embeddings(self) -> nn.Module:
-        found: nn.Module = self.lm.get_input_embeddings()
-        return found
+        return cast(nn.Module, self.lm.get_input_embeddings())
 
     def get_output_embeddings(self) -> nn.Module:
-        found: nn.Module = self.lm.get_output_embeddings()
-        return found
+        return cast(nn.Module, self.lm.get_output_embeddings())
 
     def new_cache(self) -> Any:
         """An empty cache for `forward`."""
@@ -341,12 +336,6 @@ class CausalLM(LanguageModel):
         plan.pop("lm_head", None)  # it is replicated, too
         is_known = self.config.family in PACKING and {*plan.values()} <= {*WAYS}
         return {f"lm.{name}": way for name, way in plan.items()} if is_known else {}
-
-    @property
-    def can_share_context(self) -> bool:
-        # A load-balancing loss is one of whole rows, and a sliding window needs another mask.
-        has_window = getattr(self.lm.config, "sliding_window", None) is not None
-        return self._attends_in_rows and not self.is_balanced and not has_window
 
     def flops_per_token(self, block_size: int) -> float | None:
         if any(self.config.content.get(key) for key in EXPERTS):

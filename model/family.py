@@ -58,11 +58,6 @@ class ModelConfig(ABC):
         """Whether transformers has a class for what config.json describes."""
         return True
 
-    @property
-    def attention_width(self) -> int:
-        """Channels of the queries of all heads."""
-        return self.n_embd if self.head_size is None else self.n_head * self.head_size
-
     @classmethod
     @abstractmethod
     def read(
@@ -109,6 +104,8 @@ class LanguageModel(nn.Module, ABC):
 
     template: Callable[[], LanguageModel] | None = None
     """Builds the same model without memory, if this one is new and has no values yet."""
+    can_share_context: bool = False
+    """Whether its attention is that of `rows_at`, so that processes can share a sequence."""
     context: Context | None = None
     """The processes that share each sequence, if several do."""
 
@@ -117,16 +114,6 @@ class LanguageModel(nn.Module, ABC):
         # accelerate copies a model that it compiles by block: the copies share this object.
         self.loss_parts: dict[str, Tensor] = {}
         """What `add_loss_part` has added up since somebody emptied it: sum and count, (2,)."""
-
-    @property
-    def can_pack(self) -> bool:
-        """As `ModelConfig.can_pack`."""
-        return self.config.can_pack
-
-    @property
-    def can_share_context(self) -> bool:
-        """Whether its attention is that of `rows_at`, so that processes can share a sequence."""
-        return False
 
     @property
     def tensor_plan(self) -> Plan:
@@ -242,7 +229,9 @@ class LanguageModel(nn.Module, ABC):
         for _, parameter in full_parameters(self):
             if id(parameter) not in looked_up:
                 matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
-        return matrices + 12 * self.config.n_layer * self.config.attention_width * block_size
+        sizes = self.config
+        width = sizes.n_embd if sizes.head_size is None else sizes.n_head * sizes.head_size
+        return matrices + 12 * sizes.n_layer * width * block_size
 
 
 def parameter_count(model: nn.Module) -> int:

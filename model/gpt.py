@@ -288,6 +288,7 @@ class GPT(LanguageModel):
 
     config: GPTConfig
     _no_split_modules = ("Block",)
+    can_share_context = True
     joined: ClassVar = {"c_attn": 3}  # query, key and value
     tensor_plan: ClassVar = {
         "transformer.h.*.attn.c_attn": "colwise",
@@ -312,10 +313,6 @@ class GPT(LanguageModel):
             nn.init.zeros_(module.bias)
         if isinstance(module, Attention | MLP):  # visited after its children
             nn.init.normal_(module.c_proj.weight, std=0.02 / math.sqrt(2 * self.config.n_layer))
-
-    @property
-    def can_share_context(self) -> bool:
-        return True
 
     @property
     def blocks(self) -> nn.ModuleList:

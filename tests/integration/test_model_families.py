@@ -135,7 +135,7 @@ def test_a_packed_row_has_the_loss_and_gradients_of_its_documents(name):
     places = list(pairwise([0, *accumulate(lengths)]))
     positions = torch.cat([torch.arange(length) for length in lengths]).expand(3, -1)
     model, targets = made(name), IDS.roll(-1, 1)
-    assert model.can_pack
+    assert model.config.can_pack
     packed = model(IDS, targets, positions)
     packed.backward()
     gradients = {key: one.grad.clone() for key, one in model.named_parameters()}

@@ -135,7 +135,7 @@ class Session:
         """Whether a row holds several documents. A run keeps what it began with."""
         state = self.state
         if state.rows is None:
-            state.rows = SEVERAL if model.can_pack else ONE
+            state.rows = SEVERAL if model.config.can_pack else ONE
         return state.rows == SEVERAL
 
     @property

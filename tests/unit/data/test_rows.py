@@ -119,7 +119,7 @@ def model_of(folder):
 @torch.no_grad()
 def test_a_packed_batch_has_the_loss_of_its_conversations(bases, family):
     model = model_of(bases[family])
-    assert model.can_pack
+    assert model.config.can_pack
     text = conversations()
     rows = DocumentRows(text, 24, IGNORED, pack=True)
     assert len(rows) == 2 < len(CONVERSATIONS)
@@ -147,7 +147,7 @@ def test_no_document_sees_its_neighbour(family):
     torch.manual_seed(0)
     sizes = GPT2_SMALL if family == "gpt2" else SMALL
     model = build_model(model_config({**sizes, "model_type": family}, family)).eval()
-    assert model.can_pack
+    assert model.config.can_pack
     positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
     first, other, second = (torch.randint(300, (1, size)) for size in (9, 9, 7))
     alone = model(second)
@@ -172,4 +172,4 @@ UNABLE = {
 def test_a_model_that_mixes_documents_gets_one_a_row(name):
     with torch.device("meta"):
         model = build_model(model_config({**UNABLE[name], "vocab_size": 320}, name))
-    assert not model.can_pack
+    assert not model.config.can_pack
