@@ -82,12 +82,7 @@ class CausalLMConfig(ModelConfig):
         return str(self.content["model_type"])
 
     @classmethod
-    def read(
-        cls,
-        content: dict[str, Any],
-        dropout: float = 0.0,
-        activation_checkpointing: bool | str = False,
-    ) -> Self:
+    def read(cls, content: dict[str, Any], dropout: float = 0.0) -> Self:
         """The configuration of the model that a config.json describes.
 
         Raises ModelError if it is not a causal language model of transformers, needs code from a
@@ -136,7 +131,6 @@ class CausalLMConfig(ModelConfig):
             head_size=getattr(sizes, "head_dim", None),
             can_pack=used["model_type"] in PACKING and not grows,
             dropout=dropout,
-            activation_checkpointing=activation_checkpointing,
         )
 
     def build(self) -> CausalLM:

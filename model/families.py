@@ -32,8 +32,9 @@ def model_config(
 
     Raises ModelError for a model that cannot be built here.
     """
-    read = (one.read(content, dropout, activation_checkpointing) for one in FAMILIES)
-    return next(sizes for sizes in read if sizes is not None)
+    read = (one.read(content, dropout) for one in FAMILIES)
+    sizes = next(sizes for sizes in read if sizes is not None)
+    return replace(sizes, activation_checkpointing=activation_checkpointing)
 
 
 def build_model(config: ModelConfig) -> LanguageModel:

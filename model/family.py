@@ -60,12 +60,7 @@ class ModelConfig(ABC):
 
     @classmethod
     @abstractmethod
-    def read(
-        cls,
-        content: dict[str, Any],
-        dropout: float = 0.0,
-        activation_checkpointing: bool | str = False,
-    ) -> Self | None:
+    def read(cls, content: dict[str, Any], dropout: float = 0.0) -> Self | None:
         """The sizes in a config.json, which is untrusted; None if it is of another family.
 
         Raises ModelError for a model of this family that cannot be built here.

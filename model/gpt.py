@@ -242,12 +242,7 @@ class GPTConfig(ModelConfig):
         }
 
     @classmethod
-    def read(
-        cls,
-        content: dict[str, Any],
-        dropout: float = 0.0,
-        activation_checkpointing: bool | str = False,
-    ) -> Self | None:
+    def read(cls, content: dict[str, Any], dropout: float = 0.0) -> Self | None:
         width, inner = content.get("n_embd"), content.get("n_inner")
         activation = content.get("activation_function", "gelu_new")
         is_computed = all(content.get(key, value) == value for key, value in COMPUTED.items())
@@ -257,12 +252,7 @@ class GPTConfig(ModelConfig):
             return None
         sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in NAMES.items()}
         try:
-            return cls(
-                **sizes,
-                dropout=dropout,
-                activation_checkpointing=activation_checkpointing,
-                activation_function=activation,
-            )
+            return cls(**sizes, dropout=dropout, activation_function=activation)
         except ValueError as error:
             raise ModelError(f"has sizes that no model has: {error}") from error
 
