@@ -1,14 +1,15 @@
 """Conversations as tokens: rendered by the tokenizer's chat template, with their targets marked.
 
 transformers renders the template, in a sandbox, and is imported only for that. A special token that
-a message spells out is encoded as text, so that no message can end a turn: the tokens are those of
-`apply_chat_template(sanitize_control_tokens=True)`, which cannot say which of them are targets.
+a message spells out is encoded in two parts, so that no message can end a turn: a mark stands in it
+while the template is rendered. (`apply_chat_template(sanitize_control_tokens=True)` of transformers
+cannot say which tokens are targets.)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from datetime import date
 from functools import cached_property
 from importlib.util import find_spec
@@ -28,9 +29,11 @@ UNMARKED = (
     "so the assistant's text cannot be located. Mark it in the template with {% generation %} and "
     "{% endgeneration %}"
 )
+CUT = "\ufdd0"
+"""It stands where a message is cut. No text has this code point, which Unicode keeps free."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The template's mark for text that the assistant writes."""
-PROBE = "the reply"
+PROBE, SHOWN = "the reply", 40
 TRAINING_DATE = date(2024, 7, 26)
 """Today's date for templates in training. Llama's template uses it if it has no clock."""
 
@@ -48,11 +51,6 @@ class EncodedChat(NamedTuple):
     text_bytes: int
     """Bytes of the targets' text in UTF-8; special tokens have none."""
     is_shortened: bool = False
-
-    @property
-    def targets(self) -> int:
-        """The number of targets."""
-        return int(self.trained.sum())
 
 
 class ChatTemplate:
@@ -77,11 +75,6 @@ class ChatTemplate:
         assert isinstance(tokenizer, SubwordTokenizer)
         self.tokenizer, self.templates, self.today = tokenizer, templates, today
 
-    def template_for(self, conversation: Conversation) -> str:
-        """The template: with tools, the one that is named tool_use, as transformers chooses it."""
-        named = "tool_use" if "tools" in conversation.extras else "default"
-        return self.templates.get(named, self.templates["default"])
-
     def stops(self, conversation: Conversation = EMPTY) -> frozenset[int]:
         """The tokens that end a reply after a conversation and a question.
 
@@ -89,11 +82,11 @@ class ChatTemplate:
         """
         turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": PROBE}]
         after = self._after_probes(conversation.and_then(turns))[-1:]
-        ids, _ = self.tokenizer.encode_parts((text, False, 0) for text in after)
+        ids, _ = self.tokenizer.encode_parts((text, 0) for text in after)
         marks = {self.tokenizer.added_tokens[text] for text in self._unwritable}
-        written = [number for number in ids if number in marks]
         end_of_text = self.tokenizer.marks[self.tokenizer.special_tokens["eos_token"]]
-        return frozenset({end_of_text, *written[:1]})
+        ends = [number for number in ids if number in marks][:1]
+        return frozenset([*ends, end_of_text])
 
     def _after_probes(self, conversation: Conversation) -> list[str]:
         """What the template writes after each probe in a conversation.
@@ -101,7 +94,7 @@ class ChatTemplate:
         Nothing if it takes no such conversation, or leaves out a content that is a text.
         """
         try:
-            return self.render(conversation).split(PROBE)[1:]
+            return self._render(conversation)[0].split(PROBE)[1:]
         except ChatError:  # a template that asks for more than that
             return []
 
@@ -112,46 +105,53 @@ class ChatTemplate:
         Some models' marks of roles are added tokens that are not special. Others, such as <think>,
         are for a reply to write.
         """
-        marks, added = set(self.tokenizer.marks), self.tokenizer.added_tokens
         turns = [{"role": role, "content": PROBE} for role in ("user", ASSISTANT, "user")]
         # Before the first message is perhaps a system prompt, which may explain <think>.
-        between = self._after_probes(EMPTY.and_then(turns))
-        if not between:  # all that the templates spell out
-            templates = "".join(self.templates.values())
-            return marks.union(text for text in added if text.strip() and text in templates)
-        found, _ = self.tokenizer.encode_parts([(part, False, 0) for part in between])
+        between = self._after_probes(EMPTY.and_then(turns)) or [*self.templates.values()]
         # Gemma has tokens for line ends, which are no marks.
-        return marks.union(text for text, i in added.items() if i in found and text.strip())
+        added = filter(str.strip, self.tokenizer.added_tokens)
+        return {text for text in added if any(text in part for part in between)}.union(
+            self.tokenizer.marks
+        )
 
     @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """What no message may write, and the same between transformers' markers, or one of them."""
-        from transformers.utils import chat_template_utils
+    def _pattern(self) -> re.Pattern[str]:
+        """What no message may write, longer tokens first."""
+        return re.compile("|".join(map(re.escape, sorted(self._unwritable, key=len, reverse=True))))
 
-        patterns = chat_template_utils._get_control_token_patterns(tuple(sorted(self._unwritable)))
-        return patterns[0], patterns[1]
+    def _cut(self, value: Any) -> Any:
+        """Values of JSON, with a cut behind the first character of what no message may write.
 
-    def _marked(self, conversation: Conversation) -> Conversation:
-        """A conversation with transformers' markers around what no message may write."""
-        from transformers.utils.chat_template_utils import mark_control_tokens
+        Raises ChatError for a token of one character.
+        """
 
-        messages = mark_control_tokens(list(conversation.messages), self._patterns[0])
-        extras = mark_control_tokens(dict(conversation.extras), self._patterns[0])
-        return Conversation(messages, extras)
+        def halves(found: re.Match[str]) -> str:
+            if len(found[0]) == 1:
+                raise ChatError(f"it writes {found[0]!r}, a special token of one character")
+            return found[0][0] + CUT + found[0][1:]
 
-    def render(self, conversation: Conversation, reply: bool = False) -> str:
+        if isinstance(value, str):
+            return self._pattern.sub(halves, value)
+        if isinstance(value, Mapping):
+            return {name: self._cut(one) for name, one in value.items()}
+        return [self._cut(one) for one in value] if isinstance(value, list) else value
+
+    def _safe(self, conversation: Conversation) -> Conversation:
+        """A conversation that writes no special tokens."""
+        return Conversation(self._cut([*conversation.messages]), self._cut(conversation.extras))
+
+    def _render(
+        self, conversation: Conversation, reply: bool = False, track: bool = False
+    ) -> tuple[str, Spans]:
         """The text of a conversation; with `reply` it ends where the assistant begins to write.
 
-        Raises ChatError if the template refuses it.
+        With `track` also where the text is between marks of `{% generation %}`. Raises ChatError if
+        the template refuses the conversation.
         """
-        return self._render(conversation, reply, track=False)[0]
-
-    def _render(self, conversation: Conversation, reply: bool, track: bool) -> tuple[str, Spans]:
-        """The text, and with `track` where it is between marks of `{% generation %}`."""
         from transformers.utils import chat_template_utils
 
         render: Any = chat_template_utils.render_jinja_template  # its annotation is wrong
-        template = self.template_for(conversation)
+        template = self._template_for(conversation)
         try:
             if self.today is not None:  # with the clock, a text would have other tokens tomorrow
                 compiled = chat_template_utils._compile_jinja_template(template)
@@ -168,6 +168,11 @@ class ChatTemplate:
             raise ChatError(f"the chat template refuses it: {reason_of(error):.200}") from error
         return texts[0], [tuple(span) for span in spans[0]] if track else []
 
+    def _template_for(self, conversation: Conversation) -> str:
+        """The template: with tools, the one that is named tool_use, as transformers chooses it."""
+        named = "tool_use" if "tools" in conversation.extras else "default"
+        return self.templates.get(named, self.templates["default"])
+
     def _unmarked(self, conversation: Conversation, text: str) -> Spans:
         """Where the text of a conversation is the assistant's, if its template marks nothing.
 
@@ -176,28 +181,20 @@ class ChatTemplate:
         """
         spans = []
         for end in conversation.ends_of_replies:
-            before = self.render(conversation.up_to(end - 1), reply=True)
-            after = self.render(conversation.up_to(end))
-            if not after.startswith(before):
-                same = [a == b for a, b in zip(before, after, strict=False)]
-                prompt = before[[*same, False].index(False) :]
+            before, _ = self._render(conversation.up_to(end - 1), reply=True)
+            after, _ = self._render(conversation.up_to(end))
+            if not (after.startswith(before) and text.startswith(after)):
                 raise ChatError(
-                    f"the chat template begins a reply with {prompt!r:.80} when it asks for one, "
-                    f"and writes turn {end} without that, {UNMARKED}"
-                )
-            if not text.startswith(after):
-                raise ChatError(
-                    f"the chat template writes turn {end} differently when others follow, "
-                    f"{UNMARKED}"
+                    f"the chat template writes turn {end} differently when it only begins the "
+                    f"reply ({before[-SHOWN:]!r}), or when other turns follow, {UNMARKED}"
                 )
             spans.append((len(before), len(after)))
         return spans
 
     def encode_prompt(self, conversation: Conversation) -> NDArray:
         """The tokens (T,) after which the assistant writes its reply. Raises ChatError."""
-        text = self.render(self._marked(conversation), reply=True)
-        ids, _ = self.tokenizer.encode_parts(self._parts(text))
-        return np.array(ids, dtype=self.tokenizer.dtype)
+        text, _ = self._render(self._safe(conversation), reply=True)
+        return np.array(self._encode(text)[0], dtype=self.tokenizer.dtype)
 
     def encode(self, conversation: Conversation, longest: int) -> EncodedChat | None:
         """The tokens of a conversation up to its last reply, at most so many.
@@ -209,52 +206,42 @@ class ChatTemplate:
         if not replies:
             what = "reply to train on" if conversation.messages else "messages"
             raise ChatError(f"it has no {what}")
-        conversation = self._marked(conversation)
-        has_marks = GENERATION.search(self.template_for(conversation)) is not None
+        conversation = self._safe(conversation)
+        has_marks = GENERATION.search(self._template_for(conversation)) is not None
         for end in reversed(replies):
             part = conversation.up_to(end)
-            text, spans = self._render(part, reply=False, track=has_marks)
-            ids, places = self.tokenizer.encode_parts(self._parts(text))
+            text, spans = self._render(part, track=has_marks)
+            ids, places = self._encode(text)
             if len(ids) <= longest:
-                if not has_marks:
-                    spans = self._unmarked(part, text)
-                elif not spans:
-                    raise ChatError("the chat template marks no assistant text by {% generation %}")
-                trained = self._targets(places, spans)
-                size = sum(self._bytes_in(text[begin:end]) for begin, end in spans)
-                tokens = np.array(ids, dtype=self.tokenizer.dtype)
-                chat = EncodedChat(tokens, trained, size, is_shortened=end < replies[-1])
-                return chat if chat.targets else None
-        return None
+                break
+        else:
+            return None
+        if not has_marks:
+            spans = self._unmarked(part, text)
+        elif not spans:
+            raise ChatError("the chat template marks no assistant text by {% generation %}")
+        trained = _targets(places, spans)
+        said = "".join(text[begin:end] for begin, end in spans)
+        size = utf8_bytes(self._pattern.sub("", said).replace(CUT, ""))
+        tokens = np.array(ids, dtype=self.tokenizer.dtype)
+        chat = EncodedChat(tokens, trained, size, is_shortened=end < replies[-1])
+        return chat if trained.any() else None
 
-    def _parts(self, text: str) -> Iterator[tuple[str, bool, int]]:
-        """A text, cut at its markers: a token between two of them is a part of its own.
+    def _encode(self, text: str) -> tuple[list[int], Spans]:
+        """The tokens of a rendered conversation, and the characters from which each one is."""
+        parts, begin = [], 0
+        for part in text.split(CUT):
+            parts.append((part, begin))
+            begin += len(part) + len(CUT)
+        return self.tokenizer.encode_parts(parts)
 
-        Each part with whether it is such a token, and the index of its first character. A marker
-        that a template has left without its other one is dropped.
-        """
-        begin = 0
-        for match in self._patterns[1].finditer(text):
-            yield text[begin : match.start()], False, begin
-            if match[1]:
-                yield match[1], True, match.start(1)
-            begin = match.end()
-        yield text[begin:], False, begin
 
-    def _targets(self, places: Spans, spans: Spans) -> NDArray[np.uint8]:
-        """1 for each token that has a character of the assistant, as in transformers; else 0."""
-        begins, ends = np.array(places, dtype=np.int64).reshape(-1, 2).T
-        trained = np.zeros(len(begins), dtype=np.uint8)
-        for begin, end in spans:
-            if begin < end:
-                trained[(begins < end) & (ends > begin)] = 1
-        trained[:1] = 0  # nothing predicts the first token
-        return trained
-
-    def _bytes_in(self, text: str) -> int:
-        """Bytes of a rendered text, without the marks that the template has written."""
-        parts = self._parts(text)
-        written = (
-            part if is_token else self._patterns[0].sub("", part) for part, is_token, _ in parts
-        )
-        return sum(map(utf8_bytes, written))
+def _targets(places: Spans, spans: Spans) -> NDArray[np.uint8]:
+    """1 for each token that has a character of the assistant, as in transformers; else 0."""
+    begins, ends = np.array(places, dtype=np.int64).reshape(-1, 2).T
+    trained = np.zeros(len(begins), dtype=np.uint8)
+    for begin, end in spans:
+        if begin < end:
+            trained[(begins < end) & (ends > begin)] = 1
+    trained[:1] = 0  # nothing predicts the first token
+    return trained

@@ -1,6 +1,6 @@
-"""A text on its way to tokens: parts of documents, chunks of a bounded size, and rows of chunks.
+"""A text on its way to tokens: parts of documents, chunks of a bounded size, batches of chunks.
 
-Chunks and rows depend on the text alone, not on how its documents are divided into parts.
+Chunks depend on the text alone, not on how its documents are divided into parts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 CHUNK_CHARACTERS = 1 << 15
 """A longer document is cut, so that several cores encode it in bounded memory."""
-ROWS_AT_ONCE = 32
-"""About a million characters: enough for many cores."""
-DOCUMENTS_OF_A_ROW = 128
+CHARACTERS_AT_ONCE = 32 * CHUNK_CHARACTERS
+"""Enough for many cores."""
+CHUNKS_AT_ONCE = 4096
 """Each takes memory of its own when it is encoded, even a short one."""
 NEVER = sys.maxsize
 """The first held-out character of a text that has none."""
@@ -27,11 +27,6 @@ class Chunk(NamedTuple):
     text: str
     ends_document: bool
     held_out: bool
-
-
-Row = list[Chunk]
-"""Several short documents, or a part of a long one, of about `CHUNK_CHARACTERS`: all held out, or
-none."""
 
 
 def with_final_newline(document: str) -> str:
@@ -86,16 +81,16 @@ def plain_end(text: str, start: int) -> int:
     return most
 
 
-def rows_of(parts: Iterable[Part], cut: int = NEVER) -> Iterator[Row]:
-    """The chunks of a text as rows."""
-    row: Row = []
+def batches_of(parts: Iterable[Part], cut: int = NEVER) -> Iterator[list[Chunk]]:
+    """The chunks of a text, many at once: all of a batch are held out, or none."""
+    batch: list[Chunk] = []
     length = 0
     for chunk in chunks_of(parts, cut):
-        is_full = len(row) == DOCUMENTS_OF_A_ROW or length + len(chunk.text) > CHUNK_CHARACTERS
-        if row and (is_full or chunk.held_out != row[0].held_out):
-            yield row
-            row, length = [], 0
-        row.append(chunk)
+        is_full = len(batch) == CHUNKS_AT_ONCE or length >= CHARACTERS_AT_ONCE
+        if batch and (is_full or chunk.held_out != batch[0].held_out):
+            yield batch
+            batch, length = [], 0
+        batch.append(chunk)
         length += len(chunk.text)
-    if row:
-        yield row
+    if batch:
+        yield batch

@@ -1,7 +1,7 @@
 """A text prepared for training: tokenizer, tokens on disk, split, fingerprint.
 
 Prepared once and cached. The cache folder of a corpus holds `tokens.bin` (data/token_file.py), the
-tokenizer's files and `corpus.json`. It is built under a temporary name and renamed, so that it is
+tokenizer's files and their hashes. It is built under a temporary name and renamed, so that it is
 whole or absent.
 """
 
@@ -26,14 +26,15 @@ from data.loader import Text
 from data.prepared import (
     ALL_HELD_OUT,
     FORMAT,
+    HASHES,
     TOKENS,
     CorpusInfo,
     Damaged,
-    read_info,
+    verify_hashes,
 )
 from data.progress import Progress
 from data.reading.rows import Source, open_source
-from data.subwords import SubwordTokenizer, load_tokenizer
+from data.subwords import SubwordTokenizer, tokenizer_of
 from data.token_file import TokenFile, TokenStream
 from data.tokenizer import CHARACTERS, Tokenizer
 from data.tokenizer_files import folder_key
@@ -96,7 +97,7 @@ def prepare_corpus(
         kind = TextColumn if longest is None else MessagesColumn
         opened = open_source(source, kind(text_column), cache_dir, progress)
         chosen = folder_key(tokenizer) if isinstance(tokenizer, Path) else tokenizer
-        parts = FORMAT, TOKENS, opened.key, repr(val_fraction), chosen, longest
+        parts = FORMAT, HASHES, opened.key, repr(val_fraction), chosen, longest
         key = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
         folder = cache_dir / key
         try:
@@ -130,7 +131,10 @@ def _is_whole(folder: Path, verify: bool, say: Callable[[str], None]) -> bool:
     if not folder.exists():
         return False
     try:
-        read_info(folder, verify)
+        if verify:
+            verify_hashes(folder)
+        else:
+            _load(folder, PACKED)
     except Damaged as error:
         say(f"warning: the prepared text in {folder} is damaged: {error}. It is prepared again.")
         return False
@@ -139,10 +143,10 @@ def _is_whole(folder: Path, verify: bool, say: Callable[[str], None]) -> bool:
 
 def _load(folder: Path, documents: str) -> Corpus:
     """The text in a folder. Raises Damaged and OSError."""
-    info = read_info(folder, verify=False)
     try:
-        file, tokenizer = TokenFile(folder / TOKENS), load_tokenizer(folder)
-    except ValueError as error:
+        file, tokenizer = TokenFile(folder / TOKENS), tokenizer_of(folder)
+        info = CorpusInfo(**file.facts)
+    except (FileNotFoundError, NotADirectoryError, TypeError, ValueError) as error:
         raise Damaged(reason_of(error)) from error
     bounds = ((0, info.split), (info.split, len(file)))
     parts: list[Any]
@@ -152,7 +156,8 @@ def _load(folder: Path, documents: str) -> Corpus:
         ends = file.ends if documents == MASKED else None
         parts = [TokenStream(file, *part, ends) for part in bounds]
     if documents != PACKED:
-        info = replace(info, fingerprint=info.fingerprint_of_documents)
+        places = hashlib.sha256(file.ends.tobytes() + file.targets.tobytes()).hexdigest()
+        info.fingerprint = hashlib.sha256(f"{info.fingerprint}{places}".encode()).hexdigest()
     return Corpus(info, tokenizer, *parts)
 
 

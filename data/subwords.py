@@ -2,7 +2,7 @@
 
 A snapshot has the tokenizer.json that it was trained with, byte by byte, unless that file cuts or
 pads texts, has special tokens beyond the embedding, or other flags than tokenizer_config.json. Of
-tokenizer_config.json only special tokens and the chat template stay: other entries may name code,
+tokenizer_config.json only special tokens and the chat templates stay: other entries may name code,
 or change the ids.
 """
 
@@ -12,7 +12,6 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +23,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
 from common.printable import reason_of
-from data.chunks import Chunk, Row
+from data.chunks import Chunk
 from data.errors import DataError
 from data.token_file import TokenRows
 from data.tokenizer import (
@@ -34,23 +33,17 @@ from data.tokenizer import (
     Tokenizer,
     lacks_file,
     smallest_unsigned,
+    written_again,
 )
 from data.tokenizer_files import (
     CONFIG,
-    LISTED,
-    MORE,
-    NAME_END,
-    add_listed_tokens,
+    chat_templates,
     end_ids,
-    kept_settings,
-    make_special,
-    model_settings,
-    more_tokens,
     named_tokens,
+    own_form,
     read,
     read_json,
     tokenizer_settings,
-    without_rows,
 )
 
 END_OF_TEXT = "<|endoftext|>"
@@ -68,7 +61,7 @@ WORDS = (
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer from the bytes of a tokenizer.json, with its special tokens and chat template."""
+    """A tokenizer from a tokenizer.json, with its special tokens and chat templates."""
 
     def __init__(
         self,
@@ -76,89 +69,46 @@ class SubwordTokenizer(Tokenizer):
         settings: dict[str, Any],
         where: str,
         ends: Sequence[int] = (),
+        rows: int | None = None,
     ) -> None:
-        """`settings` are the entries of a tokenizer_config.json, see `kept_settings`.
-
-        `where` names it in messages; one of `ends` ends a text if `settings` have no eos_token.
-        Raises DataError.
-        """
+        """`where` names it in messages; for the others see `own_form`. Raises DataError."""
         self._where = where
-        self._rust = rust = _parsed(content, where)
-        settings, before = dict(settings), _added(rust)
-        add_listed_tokens(rust, settings.pop(LISTED, None) or {}, where)
-        if rust.truncation or rust.padding or _added(rust) != before:
-            # Texts of any length are encoded, and a token for padding may be beyond the embedding.
-            rust.no_truncation()
-            rust.no_padding()
-            content = rust.to_str(pretty=False).encode() + b"\n"
-        self._content = content
-        if rust.token_to_id(settings.get("eos_token", "")) is None:
-            texts = [text for text in map(rust.id_to_token, ends) if text is not None]
-            settings |= {"eos_token": texts[0]} if texts else {}
-        make_special(rust, [*named_tokens(settings).values(), *more_tokens(settings)])
-        # A text that contains "<|endoftext|>" has these characters, and no document ends there.
-        rust.encode_special_tokens = True
-        numbers = rust.get_vocab(with_added_tokens=True).values()
-        self._vocab_size = max(numbers, default=-1) + 1
-        # Without a token of its own transformers would add it, beyond the embedding.
-        self._settings = {
-            name: value
-            for name, value in settings.items()
-            if not name.endswith(NAME_END) or rust.token_to_id(value) is not None
-        }
-        if MORE in settings:
-            known = [text for text in settings[MORE] if rust.token_to_id(text) is not None]
-            self._settings[MORE] = known
+        try:
+            self._content, self._settings = own_form(content, settings, ends, rows)
+            self._rust = RustTokenizer.from_buffer(self._content)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the Rust library is not an Exception
+            raise DataError(
+                f"{where}: its {TOKENIZER_FILES[0]} cannot be read, or does not fit its "
+                f"{TOKENIZER_FILES[1]}: {reason_of(error):.200}. {written_again(where)}"
+            ) from error
         if "eos_token" not in self._settings:
             raise DataError(
                 f"{where} has no end-of-text token, which separates documents: its "
                 "tokenizer_config.json needs an eos_token that its tokenizer.json has, or its "
                 "config.json an eos_token_id."
             )
-        self.end_of_text: int | None = rust.token_to_id(self._settings["eos_token"])
-        self.dtype = smallest_unsigned(self._vocab_size)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @cached_property
-    def unknown(self) -> int | None:
-        model = json.loads(self._content)["model"]
-        unknown, name = model.get("unk_id"), model.get("unk_token")
-        unknown = unknown if name is None else self._rust.token_to_id(name)
-        # GPT-2 names its end-of-text token, which its bytes never need.
-        return unknown if type(unknown) is int and unknown != self.end_of_text else None
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
+        # A text that contains "<|endoftext|>" has these characters, and no document ends there.
+        self._rust.encode_special_tokens = True
+        self._added = sorted(self._rust.get_added_tokens_decoder().items())
+        self.vocab_size = max(self._rust.get_vocab().values(), default=-1) + 1
+        self.dtype = smallest_unsigned(self.vocab_size)
+        self.end_of_text: int | None = self._rust.token_to_id(self._settings["eos_token"])
+        self.special_tokens = named_tokens(self._settings)
         """The texts of the special tokens by name, as a chat template uses them."""
-        return named_tokens(self._settings)
-
-    @property
-    def marks(self) -> dict[str, int]:
-        """The special tokens by text, those of tokenizer.json as well."""
-        added = self._rust.get_added_tokens_decoder()
-        return {token.content: number for number, token in added.items() if token.special}
-
-    @property
-    def added_tokens(self) -> dict[str, int]:
-        """The tokens that are read as a whole, by text: those of `marks` and others."""
-        added = self._rust.get_added_tokens_decoder()
-        return {token.content: number for number, token in added.items()}
-
-    @property
-    def chat_templates(self) -> dict[str, str]:
+        self.chat_templates = chat_templates(self._settings)
         """The chat templates by name; a single one is named default."""
-        template = self._settings.get("chat_template", [])
-        if not isinstance(template, list):
-            return {"default": template}
-        return {one["name"]: one["template"] for one in template}
+        self.added_tokens = {token.content: number for number, token in self._added}
+        """The tokens that are read as a whole, by text."""
+        self.marks = {token.content: number for number, token in self._added if token.special}
+        """Those of them that are special."""
 
     @property
     def identity(self) -> bytes:
+        added = [(number, repr(token)) for number, token in self._added]
         digest = hashlib.sha256(self._content).digest()
-        return f"subwords\0{self.end_of_text}\0{_added(self._rust)}".encode() + digest
+        return f"subwords\0{self.end_of_text}\0{added}".encode() + digest
 
     @property
     def beginning(self) -> str:
@@ -171,81 +121,55 @@ class SubwordTokenizer(Tokenizer):
         return encoding.ids[: sum(1 for _ in takewhile(bool, encoding.special_tokens_mask))]
 
     def encode(self, text: str) -> NDArray:
-        return np.array(self._encodings([text])[0].ids, dtype=self.dtype)
+        return np.array(self._encodings(self._rust, [text])[0].ids, dtype=self.dtype)
 
-    def encode_rows(self, rows: Sequence[Row]) -> list[TokenRows]:
+    def encode_chunks(self, chunks: Sequence[Chunk]) -> TokenRows:
         """The texts are shared between all cores."""
         assert self.end_of_text is not None
-        encodings = iter(self._encodings([chunk.text for row in rows for chunk in row]))
-        encoded = []
-        for row in rows:
-            ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
-            ends: list[int] = []
-            for chunk, encoding in zip(row, encodings, strict=False):
-                ids.fromlist(encoding.ids)
-                if chunk.ends_document:
-                    ids.append(self.end_of_text)
-                    ends.append(len(ids))
-            tokens = np.frombuffer(ids, dtype=self.dtype)
-            encoded.append(TokenRows(tokens, np.array(ends, dtype=np.int64)))
-        return encoded
-
-    def _encodings(self, texts: list[str]) -> list[Any]:
-        with self._refusing():
-            if len(texts) == 1:  # without a thread on each core
-                return [self._rust.encode(texts[0], add_special_tokens=False)]
-            return list(self._rust.encode_batch_fast(texts, add_special_tokens=False))
+        ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
+        ends: list[int] = []
+        encodings = self._encodings(self._rust, [chunk.text for chunk in chunks])
+        for chunk, encoding in zip(chunks, encodings, strict=True):
+            ids.fromlist(encoding.ids)
+            if chunk.ends_document:
+                ids.append(self.end_of_text)
+                ends.append(len(ids))
+        return TokenRows(np.frombuffer(ids, self.dtype), np.array(ends, dtype=np.int64))
 
     def encode_parts(
-        self, parts: Iterable[tuple[str, bool, int]]
+        self, parts: Iterable[tuple[str, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of consecutive parts of a text, and the characters from which each one is.
 
-        A part is a text, whether it is a special token that a message spells out, and the index of
-        its first character. As transformers encodes a sanitized chat: a part is encoded after a
-        newline, because SentencePiece puts a space before whatever it is given. Raises DataError
-        if one has no encoding, or stays a special token as text.
+        A part is a text, in which special tokens are read as such, and the index of its first
+        character. Raises DataError if one has no encoding.
         """
-        newline, _ = self._with_marks("\n")
-        all_ids: list[int] = []
-        all_offsets: list[tuple[int, int]] = []
-        for text, as_text, begin in parts:
-            encode = self._as_text if as_text else self._with_marks
-            with self._refusing():
-                ids, offsets = encode(text)
-                after, places = encode("\n" + text) if begin else ([], [])
-            if begin and after[: len(newline)] == newline:
-                ids = after[len(newline) :]
-                offsets = [(first - 1, end - 1) for first, end in places[len(newline) :]]
-            if as_text and self._reading_marks.token_to_id(text) in ids:
-                raise DataError(f"{self._where} cannot encode {text} as text: it stays one token")
-            all_ids += ids
-            all_offsets += [(begin + first, begin + end) for first, end in offsets]
-        return all_ids, all_offsets
-
-    def _with_marks(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text in which special tokens are read as such, and their places."""
-        encoding = self._reading_marks.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
-
-    def _as_text(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text in which added tokens are text, too; each is at all of it."""
-        rust, splits = self._reading_marks, [text]
-        if rust.normalizer is not None:
-            splits = [rust.normalizer.normalize_str(text)]
-        if rust.pre_tokenizer is not None:
-            splits = [split for split, _ in rust.pre_tokenizer.pre_tokenize_str(splits[0])]
-        ids = [token.id for split in splits for token in rust.model.tokenize(split)]
-        return ids, [(0, len(text))] * len(ids)
+        (newline,) = self._encodings(self._with_marks, ["\n"])
+        ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        for text, begin in parts:
+            # After a newline, because SentencePiece puts a space before whatever it is given.
+            before = "\n" if begin else ""
+            (encoding,) = self._encodings(self._with_marks, [before + text])
+            skipped = len(newline.ids) if before else 0
+            if encoding.ids[:skipped] != newline.ids[:skipped]:
+                before, skipped = "", 0
+                (encoding,) = self._encodings(self._with_marks, [text])
+            begin -= len(before)
+            ids += encoding.ids[skipped:]
+            places += [(begin + first, begin + end) for first, end in encoding.offsets[skipped:]]
+        return ids, places
 
     @cached_property
-    def _reading_marks(self) -> RustTokenizer:
+    def _with_marks(self) -> RustTokenizer:
+        """The same tokenizer, to which a special token in a text is that token."""
         return RustTokenizer.from_str(self._rust.to_str())
 
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def _encodings(self, rust: RustTokenizer, texts: list[str]) -> list[Any]:
         try:
-            yield
+            if len(texts) == 1:  # without a thread on each core
+                return [rust.encode(texts[0], add_special_tokens=False)]
+            return list(rust.encode_batch_fast(texts, add_special_tokens=False))
         except Exception as error:  # of many types: a lone surrogate, no unknown token, ...
             raise DataError(f"{self._where} cannot encode the text: {error}") from error
 
@@ -253,44 +177,10 @@ class SubwordTokenizer(Tokenizer):
         numbers = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         return self._rust.decode(numbers, skip_special_tokens=False)
 
-    def save(self, folder: Path) -> None:
+    def files(self) -> dict[str, bytes]:
         settings = json.dumps({**FIXED_SETTINGS, **self._settings}).encode() + b"\n"
-        for name, content in zip(TOKENIZER_FILES, (self._content, settings, b"{}\n"), strict=True):
-            (folder / name).write_bytes(content)
-
-    @classmethod
-    def load(cls, folder: Path) -> SubwordTokenizer:
-        """Load what `save` wrote. Raises DataError if it is not that."""
-        path = folder / TOKENIZER_FILES[1]
-        settings = read_json(path)
-        if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
-            raise DataError(f"{path} has entries that no tokenizer here has")
-        kept, content = kept_settings(settings), read(folder / TOKENIZER_FILES[0])
-        loaded = cls(content, kept, str(folder))
-        if kept != settings or loaded._settings != kept or loaded._content != content:
-            raise DataError(f"{path} lacks entries of its tokenizer, or has others")
-        return loaded
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> SubwordTokenizer:
-        """The tokenizer in the folder of a transformers model; DataError if it has none."""
-        if folder.is_dir() and not (folder / TOKENIZER_FILES[0]).exists():
-            then = f"copy the {TOKENIZER_FILES[0]} there"
-            raise DataError(lacks_file(str(folder), str(folder), then))
-        content, settings = read(folder / TOKENIZER_FILES[0]), tokenizer_settings(folder)
-        listed, rows = settings.get(LISTED), model_settings(folder, CONFIG).get("vocab_size")
-        if type(rows) is int:
-            content = without_rows(content, rows)
-            if isinstance(listed, dict):
-                listed = {i: one for i, one in listed.items() if not i.isdigit() or int(i) < rows}
-        kept = kept_settings(settings) | {LISTED: listed}
-        return cls(content, kept, f"data.tokenizer={folder}", end_ids(folder))
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load what any tokenizer's `save` wrote. Raises DataError if it is not valid."""
-    loads = CharTokenizer.load if _has_characters(folder) else SubwordTokenizer.load
-    return loads(folder)
+        contents = self._content, settings, b"{}\n"
+        return dict(zip(TOKENIZER_FILES, contents, strict=True))
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
@@ -298,28 +188,30 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
     Raises DataError if there is none.
     """
-    loads = CharTokenizer.load if _has_characters(folder) else SubwordTokenizer.from_folder
-    return loads(folder)
+    path, settings_path, _ = (folder / name for name in TOKENIZER_FILES)
+    if not path.exists():
+        raise DataError(lacks_file(str(folder), str(folder)))
+    if read_json(settings_path).keys() == FIXED_SETTINGS.keys():  # no other one has these alone
+        return CharTokenizer.load(folder)
+    rows = read_json(folder / CONFIG).get("vocab_size")
+    return SubwordTokenizer(
+        read(path),
+        tokenizer_settings(folder),
+        f"data.tokenizer={folder}",
+        end_ids(folder),
+        rows if type(rows) is int else None,
+    )
 
 
-def _has_characters(folder: Path) -> bool:
-    """Whether a folder has a tokenizer of characters: no other one has these entries alone."""
-    return set(model_settings(folder, TOKENIZER_FILES[1])) == set(FIXED_SETTINGS)
-
-
-def _added(rust: RustTokenizer) -> list[tuple[int, str]]:
-    """The added tokens with all their flags, in order."""
-    return sorted((number, repr(one)) for number, one in rust.get_added_tokens_decoder().items())
-
-
-def _parsed(content: bytes, where: str) -> RustTokenizer:
-    try:
-        return RustTokenizer.from_buffer(content)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the Rust library is not an Exception
-        reason = reason_of(error)
-        raise DataError(f"{where}: its tokenizer.json cannot be read: {reason:.200}") from error
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load what any tokenizer's `save` wrote. Raises DataError if it is not that."""
+    tokenizer = tokenizer_of(folder)
+    for name, content in tokenizer.files().items() if tokenizer.unit == "token" else ():
+        if read(folder / name) != content:
+            raise DataError(
+                f"{folder / name} has entries that no tokenizer here has, or lacks some"
+            )
+    return tokenizer
 
 
 def train_bpe(size: int, chunks: Iterable[Chunk], characters: int) -> SubwordTokenizer:
@@ -333,12 +225,9 @@ def train_bpe(size: int, chunks: Iterable[Chunk], characters: int) -> SubwordTok
     """
     tokenizer = RustTokenizer(models.BPE())
     # Every byte has a token, so every text has an encoding.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, of_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,

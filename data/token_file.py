@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,9 +39,20 @@ class TokenRows(NamedTuple):
     targets: NDArray[np.int64] = NO_NUMBERS
     """Of conversations: bounds (2N,) of consecutive targets."""
 
+    @property
+    def target_count(self) -> int:
+        """How many of the tokens are targets: all of them, but in conversations."""
+        bounds = self.targets
+        return int((bounds[1::2] - bounds[::2]).sum()) if len(bounds) else len(self.tokens)
 
-def write_tokens(path: Path, parts: Iterable[TokenRows], dtype: np.dtype, **facts: Any) -> None:
-    """Write a file, part by part, and flush it to the disk. `facts` are JSON."""
+
+def write_tokens(
+    path: Path,
+    parts: Iterable[TokenRows],
+    dtype: np.dtype,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Write a file, part by part, and flush it to the disk. `facts` are JSON, read last."""
     count, ends, targets = 0, [NO_NUMBERS], [NO_NUMBERS]
     with open(path, "wb") as file:
         for part in parts:

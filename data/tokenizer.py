@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from data.chunks import Row
+from data.chunks import Chunk
 from data.errors import DataError
 from data.token_file import TokenRows
 
 CODE_POINTS = 0x110000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+KEY = "data.tokenizer="
 FIXED_SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
     "clean_up_tokenization_spaces": False,
@@ -63,16 +64,21 @@ def bpe_size(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def lacks_file(where: str, value: str, then: str = "add data.tokenizer=tokenizer") -> str:
+def written_again(value: str) -> str:
+    """How transformers writes a tokenizer of any kind; `value` is where it finds it."""
+    return (
+        "Write it again with transformers: "
+        f"AutoTokenizer.from_pretrained({value.removeprefix(KEY)!r}).save_pretrained('tokenizer'). "
+        f"Then add {KEY}tokenizer, or copy its files into the folder of the model."
+    )
+
+
+def lacks_file(where: str, value: str) -> str:
     """The mistake of a folder or repo without a tokenizer.json, and the way out.
 
     `where` is key and value, `value` what transformers is given to find it.
     """
-    return (
-        f"{where} has no {TOKENIZER_FILES[0]}. Convert a tokenizer of another kind with "
-        f"transformers: AutoTokenizer.from_pretrained({value!r}).save_pretrained('tokenizer'). "
-        f"Then {then}."
-    )
+    return f"{where} has no {TOKENIZER_FILES[0]}. {written_again(value)}"
 
 
 class Tokenizer(ABC):
@@ -80,20 +86,12 @@ class Tokenizer(ABC):
 
     unit = "token"
     """The name of a token in messages."""
-    end_of_text: int | None = None
-    """The token after each document; None if documents follow each other without one."""
+    vocab_size: int
+    """One more than the largest id."""
     dtype: np.dtype
     """The smallest unsigned integer type for the ids."""
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """One more than the largest id."""
-
-    @property
-    def unknown(self) -> int | None:
-        """The token for whatever has none of its own; None if there is nothing of the kind."""
-        return None
+    end_of_text: int | None = None
+    """The token after each document; None if documents follow each other without one."""
 
     @property
     @abstractmethod
@@ -115,8 +113,8 @@ class Tokenizer(ABC):
         """Token ids (T,) of `dtype`, none added. Raises DataError if the text has no encoding."""
 
     @abstractmethod
-    def encode_rows(self, rows: Sequence[Row]) -> list[TokenRows]:
-        """The tokens of rows. An end-of-text token follows each document, if there is one.
+    def encode_chunks(self, chunks: Sequence[Chunk]) -> TokenRows:
+        """The tokens of chunks. An end-of-text token follows each document, if there is one.
 
         Raises DataError as `encode`.
         """
@@ -145,8 +143,13 @@ class Tokenizer(ABC):
             yield self.decode(before + waiting)[len(self.decode(before)) :]
 
     @abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """The files that AutoTokenizer reads, `TOKENIZER_FILES`, by name."""
+
     def save(self, folder: Path) -> None:
-        """Write the files that AutoTokenizer reads, `TOKENIZER_FILES`."""
+        """Write its files."""
+        for name, content in self.files().items():
+            (folder / name).write_bytes(content)
 
 
 def lost_in(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[float, str]:
@@ -188,15 +191,12 @@ class CharTokenizer(Tokenizer):
         assert list(characters) == sorted(set(characters)), "characters in order, each once"
         self.characters = characters
         points = code_points(characters)
+        self.vocab_size = len(characters)
         self.dtype = smallest_unsigned(len(characters))
         self._known = np.zeros(CODE_POINTS, dtype=bool)
         self._known[points] = True
         self._token_of = np.zeros(CODE_POINTS, dtype=self.dtype)
         self._token_of[points] = np.arange(len(points), dtype=self.dtype)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.characters)
 
     @property
     def identity(self) -> bytes:
@@ -219,26 +219,23 @@ class CharTokenizer(Tokenizer):
             )
         return self._token_of[points]
 
-    def encode_rows(self, rows: Sequence[Row]) -> list[TokenRows]:
-        encoded = []
-        for row in rows:
-            ends = np.cumsum([len(chunk.text) for chunk in row])
-            is_end = [chunk.ends_document for chunk in row]
-            encoded.append(TokenRows(self.encode("".join(one.text for one in row)), ends[is_end]))
-        return encoded
+    def encode_chunks(self, chunks: Sequence[Chunk]) -> TokenRows:
+        ends = np.cumsum([len(chunk.text) for chunk in chunks])
+        is_end = [chunk.ends_document for chunk in chunks]
+        return TokenRows(self.encode("".join(chunk.text for chunk in chunks)), ends[is_end])
 
     def decode(self, ids: Sequence[int] | NDArray) -> str:
         return "".join(self.characters[int(i)] for i in ids)
 
-    def save(self, folder: Path) -> None:
+    def files(self) -> dict[str, bytes]:
         vocabulary = {character: i for i, character in enumerate(self.characters)}
         tokenizer = RustTokenizer(models.WordLevel(vocabulary))
         # A dot would not match a newline. There is no unknown token, so unknown characters raise.
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         tokenizer.decoder = decoders.Fuse()  # joins without spaces
         contents = (tokenizer.to_str(pretty=False), json.dumps(FIXED_SETTINGS), "{}")
-        for name, content in zip(TOKENIZER_FILES, contents, strict=True):
-            (folder / name).write_text(content + "\n", encoding="utf-8")
+        encoded = [content.encode() + b"\n" for content in contents]
+        return dict(zip(TOKENIZER_FILES, encoded, strict=True))
 
     @classmethod
     def load(cls, folder: Path) -> CharTokenizer:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
-
-from tokenizers import AddedToken, Tokenizer
 
 from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES
@@ -28,6 +26,10 @@ EXTRA, MORE = "extra_special_tokens", "additional_special_tokens"
 """Entries for more tokens: by name, as Gemma's image_token, or a list. transformers 5 writes lists
 under the first name, and reads both; earlier versions know lists under the second."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+EDITED = ("added_tokens", "truncation", "padding")
+"""The entries of a tokenizer.json that may change here."""
+TEMPLATES = "chat_template"
+"""The entry with a chat template, or with a list of named ones."""
 CHAT_TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 """The folder of templates with other names, such as tool_use.jinja."""
@@ -44,8 +46,7 @@ def named_tokens(settings: dict[str, Any]) -> dict[str, str]:
 def more_tokens(settings: dict[str, Any]) -> list[str]:
     """The texts of the tokens that a tokenizer_config.json lists as special, without names."""
     lists = [settings[name] for name in (MORE, EXTRA) if isinstance(settings.get(name), list)]
-    texts = (_text(entry) for listed in lists for entry in listed)
-    return list(dict.fromkeys(text for text in texts if text))
+    return list(dict.fromkeys(filter(None, map(_text, chain(*lists)))))
 
 
 def _text(token: Any) -> str:
@@ -54,61 +55,77 @@ def _text(token: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def kept_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The special tokens and the chat templates of a tokenizer_config.json."""
-    kept: dict[str, Any] = {**named_tokens(settings)}
-    if more := more_tokens(settings):
-        kept[MORE] = more
-    template = settings.get("chat_template")
-    if isinstance(template, str) or (
-        isinstance(template, list) and all(map(_is_named_template, template))
-    ):
-        kept["chat_template"] = template
-    return kept
+def chat_templates(settings: dict[str, Any]) -> dict[str, str]:
+    """The chat templates of a tokenizer_config.json by name; a single one is named default."""
+    entry = settings.get(TEMPLATES)
+    entries = entry if isinstance(entry, list) else [{"name": "default", "template": entry}]
+    pairs = [(one.get("name"), one.get("template")) for one in entries if isinstance(one, dict)]
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-def _is_named_template(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and set(entry) == {"name", "template"}
-        and all(isinstance(text, str) for text in entry.values())
-    )
+def own_form(
+    content: bytes, settings: dict[str, Any], ends: Sequence[int], rows: int | None
+) -> tuple[bytes, dict[str, Any]]:
+    """A tokenizer.json and its settings, as snapshots have them.
 
-
-def add_listed_tokens(rust: Tokenizer, entries: dict[str, Any], where: str) -> None:
-    """Give a tokenizer the flags of the added tokens that its tokenizer_config.json lists.
-
-    `where` is data.tokenizer=<folder>. Raises DataError for odd entries, and for a token that
-    tokenizer.json lacks: transformers would add it, so a chat template that writes it would have
-    other tokens there.
+    Every special token has its flag in tokenizer.json, which cuts and pads nothing. The settings
+    are special tokens that it has (transformers would add others, beyond the embedding) and chat
+    templates. `settings` are the entries of a tokenizer_config.json; without an eos_token there,
+    one of `ends` is it. An embedding has so many `rows`. Raises errors of any type for files that
+    are not of this kind.
     """
-    known, tokens = rust.get_added_tokens_decoder(), []
-    try:
-        for number, entry in entries.items():
-            flags = {name: entry[name] for name in FLAGS if name in entry}
-            token = AddedToken(entry["content"], **flags)
-            if rust.token_to_id(token.content) != int(number):
-                raise ValueError(f"{token.content!r} is not token {number} in tokenizer.json")
-            token.special |= int(number) in known and known[int(number)].special
-            tokens.append(token)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        folder = where.partition("=")[2]
-        raise DataError(
-            f"{where}: its {LISTED} cannot be used: {error}. Write both files again with "
-            f"transformers: AutoTokenizer.from_pretrained({folder!r}).save_pretrained('tokenizer')."
-            " Then add data.tokenizer=tokenizer."
-        ) from error
-    rust.add_tokens(tokens)
+    described = json.loads(content)
+    before = json.dumps({name: described.get(name) for name in EDITED})
+    described["truncation"] = described["padding"] = None
+    if rows is not None:
+        _remove_beyond(rows, described)
+    added, vocabulary = described["added_tokens"], described["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram's has pairs of a piece and its score
+        vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    known = {token["content"]: token for token in added}
+    numbers = {**vocabulary, **{text: token["id"] for text, token in known.items()}}
+
+    def flag(text: str, **flags: bool) -> None:
+        if text not in known:
+            known[text] = {"id": numbers[text], "content": text} | dict.fromkeys(FLAGS, False)
+            added.append(known[text])
+        known[text] |= flags | {"special": flags.get("special") or known[text]["special"]}
+
+    for number, entry in (settings.get(LISTED) or {}).items():
+        if rows is None or int(number) < rows:
+            # transformers would add it, so a chat template that writes it had other tokens there.
+            if numbers.get(entry["content"]) != int(number):
+                raise ValueError(f"{entry['content']!r} is not token {number} there")
+            flag(entry["content"], **{name: entry[name] for name in FLAGS if name in entry})
+    kept: dict[str, Any] = {
+        name: text for name, text in named_tokens(settings).items() if text in numbers
+    }
+    if "eos_token" not in kept:
+        texts = [text for end in ends for text, number in numbers.items() if number == end]
+        kept |= {"eos_token": texts[0]} if texts else {}
+    more = [text for text in more_tokens(settings) if text in numbers]
+    for text in (*kept.values(), *more):
+        flag(text, special=True)
+    kept |= {MORE: more} if more else {}
+    templates = chat_templates(settings)
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    if named:
+        kept[TEMPLATES] = templates["default"] if templates.keys() == {"default"} else named
+    if json.dumps({name: described.get(name) for name in EDITED}) != before:
+        content = json.dumps(described, ensure_ascii=False).encode() + b"\n"
+    return content, kept
 
 
-def make_special(rust: Tokenizer, texts: Iterable[str]) -> None:
-    """Make tokens of the vocabulary special: only these can be encoded as text."""
-    known = {token.content: token for token in rust.get_added_tokens_decoder().values()}
-    for text in texts:
-        if rust.token_to_id(text) is not None:
-            token = known.get(text, AddedToken(text, normalized=False))
-            token.special = True
-            rust.add_special_tokens([token])
+def _remove_beyond(rows: int, described: dict[str, Any]) -> None:
+    """Remove the special tokens for which an embedding has no row; no text is such a token.
+
+    Gemma 3's smaller models have the tokenizer of the larger ones, with a token for images.
+    """
+    added, vocabulary = described["added_tokens"], described["model"]["vocab"]
+    for token in [one for one in added if one["special"] and one["id"] >= rows]:
+        added.remove(token)
+        if isinstance(vocabulary, dict):
+            vocabulary.pop(token["content"], None)
 
 
 def end_ids(folder: Path) -> list[int]:
@@ -119,7 +136,7 @@ def end_ids(folder: Path) -> list[int]:
     """
     found: list[int] = []
     for file in (CONFIG, GENERATION):
-        named = model_settings(folder, file).get(END_ID)
+        named = read_json(folder / file).get(END_ID)
         ids = named if isinstance(named, list) else [named]
         found += [one for one in ids if type(one) is int and one >= 0 and one not in found]
     return found
@@ -131,9 +148,9 @@ def generation_settings(folder: Path | None, stops: Collection[int]) -> dict[str
     `stops` are tokens that end a reply as well, if the run trains on conversations. Where the model
     has no generation_config.json, the ids in its config.json hold, which such a file would replace.
     """
-    content = {} if folder is None else model_settings(folder, GENERATION)
+    content = {} if folder is None else read_json(folder / GENERATION)
     if stops and folder is not None and not content:
-        entries = model_settings(folder, CONFIG)
+        entries = read_json(folder / CONFIG)
         content = {key: entries[key] for key in IDS if key in entries}
     # Texts may name code (custom_generate); numbers and switches do not.
     content = {key: one for key, one in content.items() if not isinstance(one, str | dict)}
@@ -141,24 +158,6 @@ def generation_settings(folder: Path | None, stops: Collection[int]) -> dict[str
         ends = content.get(END_ID)
         both = [*(ends if isinstance(ends, list) else [ends]), *sorted(stops)]
         content[END_ID] = list(dict.fromkeys(end for end in both if type(end) is int))
-    return content
-
-
-def without_rows(content: bytes, rows: int) -> bytes:
-    """A tokenizer.json without the special tokens for which an embedding has no rows.
-
-    No text is such a token. Gemma 3's smaller models have the tokenizer of the larger ones, with a
-    token for images.
-    """
-    with suppress(LookupError, TypeError, ValueError, RecursionError):  # whoever parses it says so
-        described = json.loads(content)
-        added, vocabulary = described["added_tokens"], described["model"]["vocab"]
-        beyond = {one["content"] for one in added if one["id"] >= rows and one["special"]}
-        if beyond:
-            described["added_tokens"] = [one for one in added if one["content"] not in beyond]
-            for token in beyond if isinstance(vocabulary, dict) else ():
-                vocabulary.pop(token, None)
-            return json.dumps(described, ensure_ascii=False).encode() + b"\n"
     return content
 
 
@@ -177,15 +176,12 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for name in reversed(TOKENIZER_FILES[1:]):
-        settings |= model_settings(folder, name)
-    files = template_files(folder)
-    texts = {name: read(path).decode("utf-8", "replace") for name, path in files.items()}
-    if texts.keys() == {"default"}:
-        settings["chat_template"] = texts["default"]
-    elif texts:
-        named = [{"name": name, "template": text} for name, text in texts.items()]
-        settings["chat_template"] = named
-    return settings
+        settings |= read_json(folder / name)
+    named = [
+        {"name": name, "template": read(path).decode("utf-8", "replace")}
+        for name, path in template_files(folder).items()
+    ]
+    return settings | ({TEMPLATES: named} if named else {})
 
 
 def folder_key(folder: Path) -> str:
@@ -199,11 +195,6 @@ def folder_key(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def model_settings(folder: Path, name: str) -> dict[str, Any]:
-    """The entries of a JSON file in a folder; none if it is absent. Raises DataError."""
-    return read_json(folder / name) if (folder / name).exists() else {}
-
-
 def read(path: Path) -> bytes:
     """The content of a file. Raises DataError."""
     try:
@@ -213,9 +204,9 @@ def read(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises DataError."""
+    """The entries of a JSON file; none if it is absent. Raises DataError."""
     try:
-        content = json.loads(read(path))
+        content = json.loads(read(path)) if path.exists() else {}
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -50,7 +50,6 @@ def facts_of_text(corpus: Corpus, width: int, rows: Rows) -> dict[str, Any]:
     every = [target for row in rows.targets for target in row]
     return {
         "rows": len(rows.inputs),
-        "unknown_share": corpus.info.unknown_share,
         "lost": corpus.info.lost_in_words,
         "held_out_found": found,
         "held_out_looked_for": looked_for,

@@ -152,19 +152,15 @@ def _open_held_out(
                         f"data.text_column={source.listing.column.name}. Name the column of the "
                         "texts, another data.held_out_split, or raise data.val_fraction."
                     )
-        rows = list(texts_as_tokens(texts, tokenizer))
+        rows = texts_as_tokens(texts, tokenizer)
         lost, which = lost_in(texts, tokenizer)
-        facts = {
-            "held_out_bytes": sum(map(utf8_bytes, texts)),
-            "unknown": sum(int((part.tokens == tokenizer.unknown).sum()) for part in rows),
-            "lost": lost,
-            "which": which,
-        }
-        write_tokens(path, rows, tokenizer.dtype, **facts)
+        size = sum(map(utf8_bytes, texts))
+        facts = {"held_out_bytes": size, "lost": lost, "which": which}
+        write_tokens(path, rows, tokenizer.dtype, facts)
 
     keys = [source.key(share) for source, share in zip(sources, shares, strict=True)]
     name = hashlib.sha256(repr(keys).encode()).hexdigest()[:16]
-    return sources[0].cache.open(f"{name}-held-out", write)
+    return sources[0].cache.open(f"{name}-evaluated", write)
 
 
 class StreamedText:

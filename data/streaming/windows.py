@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.chunks import ROWS_AT_ONCE, rows_of, utf8_bytes
+from data.chunks import batches_of, utf8_bytes
 from data.errors import TextLost, cache_error
 from data.order import GROUPS, ROWS, mixed, permuted, random_words
 from data.prepared import FORMAT
@@ -146,9 +145,7 @@ class StreamSource:
 
 def texts_as_tokens(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[TokenRows]:
     """The tokens of documents, in order. Raises DataError if the tokenizer has none for one."""
-    rows = rows_of((text, True) for text in texts)
-    while batch := list(islice(rows, ROWS_AT_ONCE)):
-        yield from tokenizer.encode_rows(batch)
+    return map(tokenizer.encode_chunks, batches_of((text, True) for text in texts))
 
 
 def epoch_windows(

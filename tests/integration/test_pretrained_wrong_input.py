@@ -126,9 +126,9 @@ def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkey
         tokenizer_of_run(
             load_config(before), BEGUN, open_base("model.pretrained", str(folder), 5.0)
         )
-    assert "has no tokenizer.json. Convert a tokenizer of another kind" in str(refused.value)
-    assert "Then add data.tokenizer=tokenizer." in str(refused.value)
-    with pytest.raises(DataError, match="Then copy the tokenizer"):
+    assert "has no tokenizer.json. Write it again with transformers: " in str(refused.value)
+    assert "Then add data.tokenizer=tokenizer, or copy its files" in str(refused.value)
+    with pytest.raises(DataError, match="Write it again with transformers"):
         tokenizer_of(folder)
     monkeypatch.chdir(tmp_path)
     advice = re.search(r"AutoTokenizer\..*?\.save_pretrained\(.*?\)", str(refused.value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 
 import pytest
@@ -38,8 +37,7 @@ def test_the_numbers_are_those_of_tokens_and_of_bytes(single):
     said = (single.parent / "said").read_text()
     state = read_json(runs.snapshot(single, 30) / "state.json")["data"]
     tokens, size = state["held_out_tokens"], state["held_out_bytes"]
-    (different,) = re.findall(rf"tokens, (\d+) different, {tokens:,} held out", said)
-    assert 0 < int(different) < 300  # those that occur
+    assert f" tokens, {tokens:,} held out" in said
     assert state["unit"] == "token"
     for record in runs.metrics(single, "eval"):
         expected = record["loss"] / math.log(2) * tokens / size
@@ -133,5 +131,5 @@ def test_a_size_that_no_vocabulary_has_is_refused(name):
 
 def test_a_tokenizer_that_is_nowhere_gets_a_sentence(small, tmp_path):
     result = runs.train(*small, f"data.tokenizer={tmp_path}", f"run.dir={tmp_path / 'run'}", code=2)
-    assert f"={tmp_path} has no tokenizer.json. Convert a tokenizer" in result.stderr
+    assert f"={tmp_path} has no tokenizer.json. Write it again with" in result.stderr
     assert "Traceback" not in result.stderr

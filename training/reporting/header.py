@@ -86,7 +86,7 @@ def text_in_words(corpus: Corpus) -> str:
             f"{held_out} tokens held out for the evaluation"
         )
     tokens = "" if corpus.tokenizer.unit == "character" else f" in {info.tokens:,} tokens"
-    size = f"{info.characters:,} characters{tokens}, {info.different:,} different"
+    size = f"{info.characters:,} characters{tokens}"
     return f"{size}, {held_out} held out"
 
 

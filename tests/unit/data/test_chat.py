@@ -137,40 +137,26 @@ ODD = {
     "a template that hides replies": (
         chats.FORGETFUL,
         TWO_TURNS,
-        "writes turn 2 differently when others follow",
-    ),
-    "a template that ends its last message alone": (
-        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
-        "{% if loop.last %}</s>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}",
-        TWO_TURNS,
-        "begins a reply with '</s>",
+        "writes turn 2 differently when",
     ),
     "a template that ends its last reply alone": (
         "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
         "{% if loop.last and m['role'] == 'assistant' %}</s>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}",
         TWO_TURNS,
-        "writes turn 2 differently when others follow",
+        "writes turn 2 differently when",
     ),
     "a template that marks nothing": (
         chats.CHATML.replace("'assistant'", "'model'"),
         TWO_TURNS,
         "marks no assistant text by {% generation %}",
     ),
-    "a prompt that opens with a mark": (
-        chats.CHATML_UNMARKED.replace(
-            "assistant\n' }}{% endif %}", "assistant\n<s>' }}{% endif %}"
-        ),
-        chats.said("the run", "the reply"),
-        "begins a reply with '<s>' when it asks for one, and writes turn 2 without that",
-    ),
     "a template that opens a thought": (
         chats.CHATML_UNMARKED.replace(
             "assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"
         ),
         chats.said("the run", "the reply"),
-        r"begins a reply with '<think>\\n' when it asks for one, and writes turn 2 without that",
+        r"writes turn 2 differently when it only begins the reply \('.*<think>\\n'\), or",
     ),
     "a template that is broken": ("{{ nothing.at.all }}", TWO_TURNS, "the chat template refuses"),
     "a template that executes": (
@@ -242,7 +228,7 @@ def test_a_prepared_conversation_is_what_its_template_encodes(prepare, tmp_path,
     assert counts == [sum(trained) for _, trained in found]
     held_out = expected[-len(corpus.held_out.ends) :]
     assert corpus.info.held_out_bytes == sum(one.text_bytes for one in held_out)
-    assert corpus.info.held_out_targets == sum(one.targets for one in held_out)
+    assert corpus.info.held_out_targets == sum(int(one.trained.sum()) for one in held_out)
     question = corpus.tokenizer.decode(corpus.prompt())
     assert question.endswith("<|im_start|>assistant\n")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -73,44 +71,9 @@ def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
             assert 1 in expected["assistant_masks"], where
 
 
-@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
-def test_a_spelled_out_special_token_is_text_without_a_space(kind):
-    """Also where the template splits the reply at a special token: it leaves no fence open."""
-    tokenizer = tokenizer_kinds.tokenizer(kind, TEMPLATES["Qwen 3"])
-    template, marks = ChatTemplate(tokenizer, "here"), set(tokenizer.marks.values())
-    thinking = "<think>it was</think>"
-    spelled = chats.said("go</s>on, <|im_end|>\ue000\ue001 and", f"{thinking}no</s> step<s>is")
-    plain = chats.said("go on, and", f"{thinking}no step")
-    found, expected = (template.encode(Conversation(one), 500) for one in (spelled, plain))
-    assert [i for i in found.ids if i in marks] == [i for i in expected.ids if i in marks]
-    text = tokenizer.decode(found.ids)
-    assert "go</s>on, <|im_end|>\ue000\ue001 and" in text
-    assert "no</s> step<s>is" in text
-
-
 SPELLED = st.lists(
     st.sampled_from([*tokenizer_kinds.MARKS, "it was", " the", "\n", "\ue000", "日本 "]), max_size=5
 ).map("".join)
-
-
-@settings(max_examples=25, deadline=None)
-@given(question=SPELLED, answer=SPELLED, argument=SPELLED)
-@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
-def test_what_spells_special_tokens_has_the_tokens_of_transformers(
-    kind, question, answer, argument
-):
-    more = {"of tools": OF_TOOLS, "without marks": chats.UNMARKED}
-    for name, template in {**TEMPLATES, **more}.items():
-        ours, theirs = both_of(kind, template)
-        messages = chats.said(f"a{question}", f"b{answer}")
-        messages[1]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": argument}}}]
-        expected = theirs.apply_chat_template(messages, sanitize_control_tokens=True)["input_ids"]
-        one = ours.encode(Conversation(messages), 10_000)
-        assert one.ids.tolist() == expected, name
-        ids = one.ids[one.trained == 1].tolist()
-        assert f"b{answer}".strip() in ours.tokenizer.decode(ids) or "</think>" in answer, name
-
-
 OF_TOOLS = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"
     "{% for c in m['tool_calls'] %}{{ '[INST]' + (c | tojson) + '[/INST]' }}{% endfor %}"
@@ -118,14 +81,27 @@ OF_TOOLS = (
 )
 
 
-@lru_cache
-def both_of(kind: str, template: str):
-    """Our chat template and transformers' tokenizer, which lets nobody write what ours does not."""
-    from transformers import AutoTokenizer
+@settings(max_examples=25, deadline=None)
+@given(question=SPELLED, answer=SPELLED, argument=SPELLED)
+@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
+def test_no_message_writes_a_special_token_and_all_of_it_is_there(kind, question, answer, argument):
+    """Also where a template splits a reply at one, and in the arguments of a tool."""
+    for name, template in {**TEMPLATES, "of tools": OF_TOOLS, "no marks": chats.UNMARKED}.items():
+        ours = ChatTemplate(tokenizer_of(kind, template), "here")
+        call = {"function": {"name": "f", "arguments": {"x": f"c{argument}d"}}}
 
-    ours = ChatTemplate(tokenizer_kinds.tokenizer(kind, template), "here")
-    with TemporaryDirectory() as folder:
-        ours.tokenizer.save(Path(folder))
-        theirs = AutoTokenizer.from_pretrained(folder)
-    theirs.chat_control_tokens = sorted(ours._unwritable)
-    return ours, theirs
+        def encoded(question, answer, call, ours=ours):
+            messages = chats.said(f"a{question}e", f"b{answer}f")
+            messages[1]["tool_calls"] = [call]
+            return ours.encode(Conversation(messages), 10_000)
+
+        plain = encoded("", "", {"function": {"name": "f", "arguments": {"x": "cd"}}})
+        one, marks = encoded(question, answer, call), set(ours.tokenizer.marks.values())
+        assert [i for i in one.ids if i in marks] == [i for i in plain.ids if i in marks], name
+        assert f"a{question}e" in ours.tokenizer.decode(one.ids), name
+        said = ours.tokenizer.decode(one.ids[one.trained == 1])
+        assert f"b{answer}f" in said or "</think>" in answer, name
+        assert name != "of tools" or json.dumps(f"c{argument}d", ensure_ascii=False) in said
+
+
+tokenizer_of = lru_cache(tokenizer_kinds.tokenizer)

@@ -32,7 +32,8 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(prepare, tmp_path, mon
     monkeypatch.setattr(data.progress, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(data.progress, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(data.reading.text, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(data.prepare, "NOTED_CHARACTERS", 1000)
+    for name in ("CHUNK_CHARACTERS", "CHARACTERS_AT_ONCE"):
+        monkeypatch.setattr(f"data.chunks.{name}", 1000)
     said, lines = threading.Event(), []
 
     def say(line):

@@ -17,19 +17,14 @@ import runs
 import streams
 import texts
 import tokenizer_kinds
-from data.prepared import CorpusInfo
 from data.subwords import SubwordTokenizer
 from snapshot.disk.state import read_state
-from texts import tokens_of
-from training.reporting.header import text_in_words
 
 WORDS = ["the run ", "goes on.\n", "Größe ", "日本語 ", "  indented\n", "① ", "e\u0301 "]
 TEXT = "".join(random.Random(2).choices(WORDS, k=10_000))  # some 60,000 characters
-TEXT += "." * next(i for i in range(99) if TEXT[int((len(TEXT) + i) * 0.9)] != " ")
-"""The held-out part does not begin with a space, which SentencePiece would drop."""
 
 
-def ascii_only(template: str = "{{ messages }}") -> SubwordTokenizer:
+def ascii_only() -> SubwordTokenizer:
     """A tokenizer of SentencePiece without tokens for bytes: what is not a letter is unknown."""
     pieces = [
         ("<unk>", 0.0),
@@ -39,8 +34,7 @@ def ascii_only(template: str = "{{ messages }}") -> SubwordTokenizer:
     rust = Tokenizer(models.Unigram(pieces, 0, False))
     rust.pre_tokenizer = pre_tokenizers.Metaspace()
     rust.decoder = Metaspace()
-    rust.add_special_tokens(list(tokenizer_kinds.MARKS))
-    settings = {"eos_token": "</s>", "unk_token": "<unk>", "chat_template": template}
+    settings = {"eos_token": "</s>", "unk_token": "<unk>"}
     return SubwordTokenizer(rust.to_str().encode(), settings, "here")
 
 
@@ -51,50 +45,38 @@ def normalizing() -> SubwordTokenizer:
     return SubwordTokenizer(rust.to_str().encode(), {"eos_token": "<|im_end|>"}, "here")
 
 
-def prepared(tmp_path, tokenizer: SubwordTokenizer, text: str):
+def info_of(tmp_path, tokenizer: SubwordTokenizer, text: str):
     folder = tmp_path / "tokenizer"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     tokenizer.save(folder)
     (tmp_path / "a.txt").write_text(text)
-    return texts.prepare(tmp_path / "a.txt", tmp_path / "cache", tokenizer=folder)
-
-
-def all_tokens(corpus) -> list[int]:
-    return tokens_of(corpus.train) + tokens_of(corpus.held_out)
+    return texts.prepare(tmp_path / "a.txt", tmp_path / "cache", tokenizer=folder).info
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
 def test_a_tokenizer_that_holds_every_text_loses_nothing(tmp_path, kind):
-    tokenizer = tokenizer_kinds.tokenizer(kind, chats.CHATML.replace("<|im_end|>", "</s>"))
-    info = (corpus := prepared(tmp_path, tokenizer, TEXT)).info
+    info = info_of(tmp_path, tokenizer_kinds.tokenizer(kind), TEXT)
     assert info.lost_in_words is None
     assert info.bits_per_byte(1.0) is not None
-    assert info.different == len(set(all_tokens(corpus)))
-    assert f", {info.different:,} different, " in text_in_words(corpus)
 
 
-def test_unknown_tokens_and_lost_characters_are_counted(tmp_path):
-    corpus = prepared(tmp_path, ascii_only(), TEXT)
-    found, tokens = corpus.info, all_tokens(corpus)
-    assert found.unknown == tokens.count(corpus.tokenizer.unknown) > 0
-    foreign = sum(TEXT.count(character) for character in "Göß日本語①\u0301")
-    assert foreign <= found.lost * len(TEXT) <= foreign + 1.1  # and the first space
-    assert set(found.which) <= set("Göß日本語①\u0301")
-    assert f"{found.unknown / len(tokens):.2g}"[2:] in found.lost_in_words
-    assert found.bits_per_byte(1.0) is None
+@pytest.mark.parametrize(
+    ("tokenizer", "which"), [(ascii_only, "Göß日本語①\u0301"), (normalizing, "①e\u0301")]
+)
+def test_characters_that_the_tokens_do_not_hold_are_counted_and_named(tmp_path, tokenizer, which):
+    info = info_of(tmp_path, tokenizer(), TEXT)
+    lost = [character for character in which if character != "e"]
+    count = sum(map(TEXT.count, lost)) + TEXT.count("e\u0301") * ("e" in which)
+    assert count <= info.lost * len(TEXT) <= count + 1.1  # and the first space
+    assert set(info.which) <= set(which)
+    assert info.bits_per_byte(1.0) is None
 
 
-def test_characters_that_a_normalizer_changes_are_named(tmp_path):
-    found = prepared(tmp_path, normalizing(), TEXT).info
-    assert (found.unknown, set(found.which)) == (0, {"①", "e", "\u0301"})
-    lost = TEXT.count("①") + 2 * TEXT.count("e\u0301")
-    assert found.lost == pytest.approx(lost / len(TEXT))
-    assert found.bits_per_byte(1.0) is None
-    rare = prepared(tmp_path, normalizing(), "①" + "the run goes on\n" * 20_000).info
-    assert "0.000381 % of" in rare.lost_in_words
-    assert rare.bits_per_byte(1.0) is not None
-    assert CorpusInfo(unknown=9996, tokens=10_000).lost_in_words.startswith("100 % of the tokens")
+def test_a_small_loss_is_named_and_leaves_bits_per_byte(tmp_path):
+    info = info_of(tmp_path, normalizing(), "①" + "the run goes on\n" * 20_000)
+    assert "0.000381 % of the characters are lost when decoded ('①')" in info.lost_in_words
+    assert info.bits_per_byte(1.0) is not None
 
 
 def test_held_out_rows_are_checked_also_from_the_cache(tmp_path):
@@ -104,7 +86,6 @@ def test_held_out_rows_are_checked_also_from_the_cache(tmp_path):
     (folder / "a.jsonl").write_text("\n".join(rows))
     for _ in range(2):
         found = streams.corpus(tmp_path, folder, tokenizer=ascii_only()).info
-        assert found.unknown > 0
         assert found.lost_in_words is not None
         assert found.bits_per_byte(1.0) is None
     assert streams.corpus(tmp_path, folder).info.lost_in_words is None
@@ -117,14 +98,13 @@ def test_a_run_and_its_evaluation_say_it(small, tmp_path, capsys):
     own = [word for word in small if not word.startswith("model.n_")]
     words = [f"data.source={tmp_path / 'a.txt'}", f"model.pretrained={folder}", "train.max_steps=2"]
     run_dir = tmp_path / "run"
-    result = runs.train(*own, *words, f"run.dir={run_dir}", f"data.cache_dir={tmp_path}")
-    assert result.returncode == 0, result.stderr
+    result = runs.train(*own, *words, f"run.dir={run_dir}", f"data.cache_dir={tmp_path}", code=0)
     said = result.stdout + result.stderr
     assert "the tokenizer cannot represent all of this text" in said
     assert "bits per byte" not in said.replace("Bits per byte are left out", "")
     assert all("bits_per_byte" not in one for one in runs.metrics(run_dir, "eval"))
     facts = read_state(runs.snapshot(run_dir, 2)).data
-    assert "of the tokens are unknown" in facts["lost"]
+    assert "of the characters are lost" in facts["lost"]
     assert "held_out_bytes" not in facts
     assert script.main([str(run_dir), "--cache-dir", str(tmp_path), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)

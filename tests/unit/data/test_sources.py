@@ -281,14 +281,14 @@ def test_a_text_that_changes_while_it_is_prepared_is_told(
 ):
     text = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
     path = put(tmp_path / "a.txt", text)
-    really = data.prepare._write
+    really = data.prepare.write_tokens
 
     def later(*arguments):
         CHANGES[change](path)
         return really(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(data.prepare, "_write", later)
+        patched.setattr(data.prepare, "write_tokens", later)
         assert re.search("has changed since|does not exist", complaint(path))
     left = [p for p in (tmp_path / "cache").iterdir() if not p.name.endswith(".lock")]
     assert not left

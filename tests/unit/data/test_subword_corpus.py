@@ -9,14 +9,13 @@ import subprocess
 import sys
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 import data.prepare
 import data.subwords
 import tokenizer_kinds
-from data.chunks import Chunk, chunks_of, rows_of
+from data.chunks import Chunk, batches_of, chunks_of
 from data.errors import DataError
 from data.streaming.windows import texts_as_tokens
 from data.subwords import END_OF_TEXT
@@ -228,21 +227,16 @@ def test_a_long_document_has_the_tokens_of_its_whole(monkeypatch, kind, name):
     assert [i for part in parts for i in part.tokens.tolist()] == expected
 
 
-def test_a_row_is_bounded_in_characters_and_in_documents(monkeypatch):
-    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 1000)
+def test_a_batch_is_bounded_and_all_of_it_is_held_out_or_nothing(monkeypatch):
+    for name, most in (("CHUNK_CHARACTERS", 100), ("CHARACTERS_AT_ONCE", 1000)):
+        monkeypatch.setattr(f"data.chunks.{name}", most)
+    monkeypatch.setattr("data.chunks.CHUNKS_AT_ONCE", 128)
     text = "a\n" * 30_000
     ends = [*range(2, 50_001, 2), 60_000]
-    rows = list(rows_of(parts_of_size(text, ends, 777), 20_001))
-    texts = ["".join(chunk.text for chunk in row) for row in rows]
-    assert "".join(texts) == text
-    held_out = [row[0].held_out for row in rows]
-    assert (
-        "".join(one for one, is_held in zip(texts, held_out, strict=True) if is_held)
-        == (text[20_001:])
+    batches = list(batches_of(parts_of_size(text, ends, 777), 20_001))
+    assert [one for batch in batches for one in batch] == list(
+        chunks_of(parts_of_size(text, ends, 777), 20_001)
     )
-    assert all(chunk.held_out == row[0].held_out for row in rows for chunk in row)
-    assert max(map(len, texts)) <= 1000
-    assert max(map(len, rows)) == 128
-    chunks = [chunk for row in rows for chunk in row]
-    places = np.cumsum([len(chunk.text) for chunk in chunks])
-    assert places[[chunk.ends_document for chunk in chunks]].tolist() == ends
+    assert all(len({chunk.held_out for chunk in batch}) == 1 for batch in batches)
+    assert max(sum(len(chunk.text) for chunk in batch) for batch in batches) <= 1100
+    assert max(map(len, batches)) == 128

@@ -14,7 +14,13 @@ from tokenizers import pre_tokenizers
 
 from data.chunks import Chunk
 from data.errors import DataError
-from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer, train_bpe
+from data.subwords import (
+    END_OF_TEXT,
+    SubwordTokenizer,
+    load_tokenizer,
+    tokenizer_of,
+    train_bpe,
+)
 from data.tokenizer import TOKENIZER_FILES, refuse_larger_than
 from odd_texts import AWKWARD, SPACED, UNICODE
 from saved_tokenizers import auto_tokenizer
@@ -66,7 +72,7 @@ def test_a_stream_shows_what_is_known_at_once():
 
 
 def test_a_stream_keeps_the_space_that_a_decoder_drops(tmp_path):
-    llama = SubwordTokenizer.from_folder(sentencepiece_folder(tmp_path))
+    llama = tokenizer_of(sentencepiece_folder(tmp_path))
     prompt, new = llama.encode("on"), llama.encode("the 日 on")
     assert llama.decode(new) == "the 日 on"
 
@@ -99,7 +105,7 @@ def test_an_end_of_text_follows_where_a_document_ends():
     first, second = BPE.encode("the run").tolist(), BPE.encode("is lost").tolist()
 
     documents = Chunk("the run", True, False), Chunk("is lost", False, False)
-    rows = BPE.encode_rows([documents, [Chunk("is lost", True, False)]])
+    rows = [BPE.encode_chunks(chunks) for chunks in (documents, [Chunk("is lost", True, False)])]
 
     end = BPE.end_of_text
     assert [row.tokens.tolist() for row in rows] == [[*first, end, *second], [*second, end]]
@@ -109,7 +115,7 @@ def test_an_end_of_text_follows_where_a_document_ends():
 
 def test_a_foreign_tokenizer_json_stays_as_it_is(tmp_path):
     folder = sentencepiece_folder(tmp_path / "theirs")
-    SubwordTokenizer.from_folder(folder).save(tmp_path)
+    tokenizer_of(folder).save(tmp_path)
     assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
 
@@ -143,7 +149,7 @@ def test_saving_and_loading_changes_nothing(tmp_path):
 
 
 def test_a_foreign_tokenizer_adds_nothing_and_cuts_nothing(tmp_path):
-    ours = SubwordTokenizer.from_folder(foreign_folder(tmp_path))
+    ours = tokenizer_of(foreign_folder(tmp_path))
     text = f"<s>a long text, and {END} of it"
 
     assert ours.decode(ours.encode(text)) == text
@@ -154,7 +160,7 @@ def test_a_foreign_tokenizer_adds_nothing_and_cuts_nothing(tmp_path):
 
 def test_a_foreign_tokenizer_is_saved_as_transformers_needs_it(tmp_path):
     content = read_json(foreign_folder(tmp_path / "theirs") / "tokenizer.json")
-    ours = SubwordTokenizer.from_folder(tmp_path / "theirs")
+    ours = tokenizer_of(tmp_path / "theirs")
     (tmp_path / "ours").mkdir()
 
     theirs = auto_tokenizer(ours, tmp_path / "ours")
@@ -189,7 +195,7 @@ def test_a_foreign_tokenizer_without_an_end_of_text_is_refused(tmp_path, setting
     (folder / "special_tokens_map.json").unlink()
 
     with pytest.raises(DataError, match=named) as caught:
-        SubwordTokenizer.from_folder(folder)
+        tokenizer_of(folder)
     assert f"data.tokenizer={folder}" in str(caught.value)
 
 
@@ -200,7 +206,7 @@ def test_a_tokenizer_that_is_none_gets_a_sentence(tmp_path, content):
     (foreign_folder(tmp_path) / "tokenizer.json").write_bytes(content)
 
     with pytest.raises(DataError, match=r"tokenizer\.json cannot be read"):
-        SubwordTokenizer.from_folder(tmp_path)
+        tokenizer_of(tmp_path)
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused():

@@ -15,7 +15,7 @@ import pytest
 
 import data.prepare
 from data.errors import DataError, TextLost
-from data.prepared import Damaged, read_info
+from data.prepared import Damaged, verify_hashes
 from texts import TEXT, prepare, text_of, written
 
 
@@ -40,9 +40,9 @@ def overwrite(path, at, content):
 
 
 DAMAGE = {
-    "no corpus.json": lambda folder: (folder / "corpus.json").unlink(),
-    "corpus.json is {}": lambda folder: (folder / "corpus.json").write_text("{}"),
-    "another split": lambda folder: overwrite(folder / "corpus.json", 300, b"9"),
+    "no hashes": lambda folder: (folder / "sha256.json").unlink(),
+    "the hash of nothing": lambda folder: (folder / "sha256.json").write_text("{}"),
+    "another hash": lambda folder: overwrite(folder / "sha256.json", 30, b"9"),
     "tokens cut short": lambda folder: os.truncate(folder / "tokens.bin", 5000),
     "one token overwritten": lambda folder: overwrite(folder / "tokens.bin", -3000, b"\x07"),
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
@@ -74,7 +74,7 @@ def test_a_damaged_prepared_text_is_said_and_prepared_anew(source, tmp_path, dam
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "corpus.json"])
+@pytest.mark.parametrize("name", ["tokens.bin", "sha256.json"])
 def test_any_byte_that_changes_is_noticed(source, tmp_path, name):
     prepare(source, tmp_path / "cache")
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
@@ -82,9 +82,9 @@ def test_any_byte_that_changes_is_noticed(source, tmp_path, name):
     for place in [*range(0, len(whole), 29), *range(len(whole) - 60, len(whole) - 1)]:
         overwrite(folder / name, place, bytes([whole[place] ^ 0x81]))
         with pytest.raises(Damaged):
-            read_info(folder, verify=True)
+            verify_hashes(folder)
         overwrite(folder / name, place, whole[place : place + 1])
-    read_info(folder, verify=True)
+    verify_hashes(folder)
 
 
 def test_the_other_processes_of_a_machine_do_not_read_it_all(source, tmp_path):

@@ -30,7 +30,7 @@ def rows_of(documents: list[list[int]]) -> TokenRows:
 def test_what_is_written_is_read_in_any_window(tmp_path_factory, parts, start, length):
     path = tmp_path_factory.mktemp("file") / "a"
     rows = [rows_of(part) for part in parts]
-    write_tokens(path, iter(rows), np.dtype(np.uint8), who="me")
+    write_tokens(path, iter(rows), np.dtype(np.uint8), {"who": "me"})
     file, tokens = TokenFile(path), [token for part in rows for token in part.tokens.tolist()]
     assert (len(file), file.facts) == (len(tokens), {"who": "me"})
     assert file[start : start + length].tolist() == tokens[start : start + length]

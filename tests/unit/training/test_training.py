@@ -25,7 +25,7 @@ from training.run.session import Session
 from training.step import learning_rate_at, make_optimizer, reseed
 
 RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
-TEXT = CorpusInfo("text", 3000, 1, 1000, 900, 2700, 320, 100, 0, 0, "0" * 64, "0" * 64)
+TEXT = CorpusInfo("text", 3000, 1, 1000, 900, 2700, 320, 100, 0, 0, "0" * 64)
 """100 held-out tokens of 320 bytes."""
 
 
