@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import shutil
 import signal
@@ -24,7 +23,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from filelock import FileLock, Timeout
 
 import runs
 
@@ -32,8 +30,9 @@ CARD = "eth0"
 """A host's network interface, by that name inside it."""
 PORT = 29500
 """Where the first host waits for the others: free on every host, whatever runs beside."""
-NUMBERS = range(256)
-"""Networks that may be there at the same time."""
+NUMBER = os.getpid() % 256
+"""Of this process's network: others may be there at the same time."""
+NAME, SWITCH = f"gpt{NUMBER}", f"gpt{NUMBER}-switch"
 TEST, FIRST = 1, 11
 """The last numbers in the addresses of the test and of the first host."""
 NOWHERE = "02:77:00:00:ff:ff"
@@ -45,78 +44,36 @@ ip link add probe0 type bridge && ip link add probe1 type veth peer name probe2 
 ENTER = 'echo "$1" > /proc/sys/kernel/hostname && mount --bind "$2" /etc/hosts && shift 2 && '
 
 
-class Network:
-    """A switch, a cable from it to the test, and one to each host."""
+def address(end: int) -> str:
+    """The address of the test or of a host, by its last number."""
+    return f"10.77.{NUMBER}.{end}"
 
-    def __init__(self, number: int, count: int, folder: Path) -> None:
-        self.name = f"gpt{number}"
-        self.switch = f"{self.name}-switch"
-        self.names = folder / "hosts"
-        """What every host has as its /etc/hosts."""
-        self._number = number
-        self.hosts = [Host(self, rank) for rank in range(count)]
 
-    def address(self, end: int) -> str:
-        """The address of the test or of a host, by its last number."""
-        return f"10.77.{self._number}.{end}"
-
-    def hardware(self, end: int) -> str:
-        """The same of the interface."""
-        return f"02:77:00:00:{self._number:02x}:{end:02x}"
-
-    def lay(self) -> None:
-        """Put up the switch and the hosts."""
-        lines = [f"{host.address} {host.name}" for host in self.hosts]
-        self.names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
-        _ip(f"netns add {self.switch}")
-        _ip(f"-n {self.switch} link add bridge up type bridge")
-        here = f"{self.name} address {self.hardware(TEST)}"
-        _ip(f"link add {here} type veth peer name uplink netns {self.switch}")
-        _ip(f"-n {self.switch} link set uplink master bridge up")
-        _ip(f"address add {self.address(TEST)}/24 dev {self.name}")
-        _ip(f"link set {self.name} up")
-        for host in self.hosts:
-            host.boot()
-            _ip(f"neighbour replace {host.address} lladdr {host.hardware} dev {self.name}")
-
-    def remove(self) -> None:
-        """Take everything down, whatever there is of it."""
-        spaces = [line.split()[0] for line in _ip("netns list").splitlines()]
-        for space in spaces:
-            if re.fullmatch(rf"{self.name}-(switch|\d+)", space):
-                _kill_inside(space)
-                _ip(f"netns delete {space}")
-        if Path("/sys/class/net", self.name).exists():
-            # Its other end went with the switch's namespace, perhaps this one as well by now.
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _ip(f"link delete {self.name}")
+def hardware(end: int) -> str:
+    """The same of the interface."""
+    return f"02:77:00:00:{NUMBER:02x}:{end:02x}"
 
 
 class Host:
     """A machine, up from the beginning; `rank` counts them from 0."""
 
-    def __init__(self, network: Network, rank: int) -> None:
-        self.rank = rank
-        self.name = f"{network.name}-{rank}"
-        """Of the host; the others find its address by it."""
-        self.address = network.address(FIRST + rank)
-        self.outside = network.address(TEST)
-        """Where this host reaches the test."""
-        self.hardware = network.hardware(FIRST + rank)
-        self._network = network
+    def __init__(self, rank: int, count: int, names: Path) -> None:
+        self.rank, self.name = rank, f"{NAME}-{rank}"
+        self.address, self.outside = address(FIRST + rank), address(TEST)
+        """Of this host; and where it reaches the test."""
+        self._names = names
+        """What every host has as its /etc/hosts."""
+        self._others = [FIRST + other for other in range(count) if other != rank]
         self._port = f"port{rank}"
 
     def start(
         self, words: list[str], into: Path | None = None, **changes: str
     ) -> AbstractContextManager[subprocess.Popen]:
-        """`runs.started` on this host."""
-        return runs.started(self.inside(words), into, **_with_card(changes))
-
-    def run(
-        self, words: list[str], deadline: float = runs.DEADLINE_SECONDS, **changes: str
-    ) -> subprocess.CompletedProcess:
-        """`runs.run` on this host."""
-        return runs.run(self.inside(words), deadline, **_with_card(changes))
+        """`runs.started` on this host; every step of the command replaces the one before."""
+        enter = ["nsenter", f"--net=/run/netns/{self.name}", "unshare", "--uts", "--mount"]
+        script = ["sh", "-c", f'{ENTER} exec "$@"', "sh", self.name, str(self._names)]
+        cards = {"GLOO_SOCKET_IFNAME": CARD, "NCCL_SOCKET_IFNAME": CARD}
+        return runs.started([*enter, *script, *words], into, **cards, **changes)
 
     def launch_command(
         self, config: Path, *arguments: str, options: tuple[str, ...] = ()
@@ -127,7 +84,7 @@ class Host:
 
     def processes(self) -> list[int]:
         """The ids of what runs on this host."""
-        return _processes(self.name)
+        return [int(pid) for pid in _ip(f"netns pids {self.name}").split()]
 
     def cut(self) -> None:
         """Pull its cable out of the switch. What is sent either way is lost, without a word.
@@ -135,55 +92,47 @@ class Host:
         The interface stays up and keeps its addresses: with `ip link set down`, or where
         neighbours are looked for anew, the sender would be told that there is no way.
         """
-        self._switch(f"link set {self._port} nomaster")
+        _ip(f"-n {SWITCH} link set {self._port} nomaster")
 
     def join(self) -> None:
         """Put the cable back."""
-        self._switch(f"link set {self._port} master bridge")
+        _ip(f"-n {SWITCH} link set {self._port} master bridge")
 
     def lose(self) -> None:
         """Lose the way to the test, and so to its hub, and to nothing else; without a word."""
-        self._find(NOWHERE)
+        self._know(TEST, NOWHERE)
 
     def find(self) -> None:
         """Have it back."""
-        self._find(self._network.hardware(TEST))
+        self._know(TEST, hardware(TEST))
 
     def kill(self) -> None:
         """Take its power: nothing runs there any more, and the others are told nothing."""
         self.cut()  # first, so that no connection can say that it ends
-        _kill_inside(self.name)
+        while pids := self.processes():  # also what they start meanwhile
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    _kill(pid)
 
     def boot(self) -> None:
         """Start it anew: the same name and address, no process, and no connection of before."""
         if self.name in _ip("netns list").split():
             self.kill()
-            self._switch(f"link delete {self._port}")
+            _ip(f"-n {SWITCH} link delete {self._port}")
             _ip(f"netns delete {self.name}")
         _ip(f"netns add {self.name}")
-        card = f"{CARD} address {self.hardware} netns {self.name}"
-        self._switch(f"link add {self._port} type veth peer name {card}")
-        self._switch(f"link set {self._port} master bridge up")
+        card = f"{CARD} address {hardware(FIRST + self.rank)} netns {self.name}"
+        _ip(f"-n {SWITCH} link add {self._port} type veth peer name {card}")
+        _ip(f"-n {SWITCH} link set {self._port} master bridge up")
         _ip(f"-n {self.name} link set lo up")
         _ip(f"-n {self.name} address add {self.address}/24 dev {CARD}")
         _ip(f"-n {self.name} link set {CARD} up")
         # Known for ever: a host that is gone is silent, as one behind a router, not unreachable.
-        known = [(host.address, host.hardware) for host in self._network.hosts if host is not self]
-        for address, hardware in known:
-            _ip(f"-n {self.name} neighbour replace {address} lladdr {hardware} dev {CARD}")
-        self.find()
+        for end in (*self._others, TEST):
+            self._know(end, hardware(end))
 
-    def inside(self, words: list[str]) -> list[str]:
-        """The command that is `words` on this host; every step replaces the one before."""
-        enter = ["nsenter", f"--net=/run/netns/{self.name}", "unshare", "--uts", "--mount"]
-        names = [self.name, str(self._network.names)]
-        return [*enter, "sh", "-c", f'{ENTER} exec "$@"', "sh", *names, *words]
-
-    def _find(self, hardware: str) -> None:
-        _ip(f"-n {self.name} neighbour replace {self.outside} lladdr {hardware} dev {CARD}")
-
-    def _switch(self, words: str) -> None:
-        _ip(f"-n {self._network.switch} {words}")
+    def _know(self, end: int, at: str) -> None:
+        _ip(f"-n {self.name} neighbour replace {address(end)} lladdr {at} dev {CARD}")
 
 
 @contextlib.contextmanager
@@ -191,14 +140,26 @@ def hosts(count: int) -> Iterator[list[Host]]:
     """So many hosts that reach each other and the test. Skips where they cannot be made."""
     if missing := _missing():
         pytest.skip(missing)
-    with _free_number() as number, tempfile.TemporaryDirectory() as folder:
-        network = Network(number, count, Path(folder))
-        network.remove()  # what a test left that was killed
-        try:
-            network.lay()
-            yield network.hosts
-        finally:
-            network.remove()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as left:
+        names = Path(folder) / "hosts"
+        found = [Host(rank, count, names) for rank in range(count)]
+        lines = [f"{host.address} {host.name}" for host in found]
+        names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        _ip(f"netns add {SWITCH}")
+        left.callback(_ip, f"netns delete {SWITCH}")  # and the cables' ends in it, so both ends
+        _ip(f"-n {SWITCH} link add bridge up type bridge")
+        here = f"{NAME} address {hardware(TEST)}"
+        _ip(f"link add {here} type veth peer name uplink netns {SWITCH}")
+        _ip(f"-n {SWITCH} link set uplink master bridge up")
+        _ip(f"address add {address(TEST)}/24 dev {NAME}")
+        _ip(f"link set {NAME} up")
+        for host in found:
+            host.boot()
+            left.callback(_ip, f"netns delete {host.name}")
+            left.callback(host.kill)
+            place = f"{host.address} lladdr {hardware(FIRST + host.rank)} dev {NAME}"
+            _ip(f"neighbour replace {place}")
+        yield found
 
 
 def across(machines: list[Host], config: str, folder: Path, **changes: object) -> Path:
@@ -213,29 +174,11 @@ def across(machines: list[Host], config: str, folder: Path, **changes: object) -
     return runs.rehearsal(config, folder, count, **{**there, **changes})
 
 
-@contextlib.contextmanager
-def _free_number() -> Iterator[int]:
-    """A number that no other test process has, until this one is done with it or ends."""
-    for number in NUMBERS:
-        lock = FileLock(Path(tempfile.gettempdir(), f"gpt-test-hosts-{number}.lock"), timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            continue
-        try:
-            yield number
-        finally:
-            lock.release()
-        return
-    raise AssertionError(f"{len(NUMBERS)} networks of tests at the same time")
-
-
 def _missing() -> str | None:
     """Why hosts cannot be made here; None where they can."""
     if os.name != "posix" or os.geteuid() != 0:
         return "hosts of their own network can be made by root only"
-    absent = [tool for tool in TOOLS if not shutil.which(tool)]
-    if absent:
+    if absent := [tool for tool in TOOLS if not shutil.which(tool)]:
         return f"hosts of their own network need {', '.join(absent)} (iproute2, util-linux)"
     words = ["unshare", "--net", "--uts", "--mount", "sh", "-c", PROBE]
     probed = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -244,24 +187,8 @@ def _missing() -> str | None:
     return None
 
 
-def _with_card(changes: dict[str, str]) -> dict[str, str]:
-    return {"GLOO_SOCKET_IFNAME": CARD, "NCCL_SOCKET_IFNAME": CARD, **changes}
-
-
-def _processes(space: str) -> list[int]:
-    return [int(pid) for pid in _ip(f"netns pids {space}").split()]
-
-
-def _kill_inside(space: str) -> None:
-    """kill -9 for all in a namespace, and what they start meanwhile; returns when none is left."""
-    while pids := _processes(space):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                _kill(pid)
-
-
 def _kill(pid: int) -> None:
-    # Seen to end without being reaped: its exit code is for whoever started it.
+    """kill -9. It is seen to end without being reaped: its exit code is for who started it."""
     watched = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(watched, signal.SIGKILL)
@@ -271,8 +198,5 @@ def _kill(pid: int) -> None:
 
 
 def _ip(words: str) -> str:
-    return _call(["ip", *words.split()])
-
-
-def _call(words: list[str]) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
+    return done.stdout
