@@ -121,7 +121,7 @@ class ProvenSession(Session):
             yield step
             self._facts["step_seconds"][step] = time.perf_counter() - begun
 
-    def finish_step(self, step: int, *figures: Any, **metrics: Any) -> Due:
+    def finish_step(self, step: int, /, *figures: Any, **metrics: Any) -> Due:
         """Finish a step as `Session` does; the last one of the task ends the attempt."""
         if step >= self.task.until and not self._agreement.reason:
             self._agreement.reason = "the end of this part of the proof"

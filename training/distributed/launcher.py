@@ -87,8 +87,12 @@ def is_main_process() -> bool:
 
 def restarts_left() -> int:
     """How often the launcher would still restart the processes after a failure."""
-    most = env_var("TORCHELASTIC_MAX_RESTARTS", "0")
-    return int(most) - int(env_var("TORCHELASTIC_RESTART_COUNT", "0"))
+    return int(env_var("TORCHELASTIC_MAX_RESTARTS", "0")) - restarts()
+
+
+def restarts() -> int:
+    """How often the launcher has restarted the processes after a failure."""
+    return int(env_var("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def shutdown_timeout() -> float:
@@ -170,9 +174,19 @@ def launcher() -> Launcher | None:
     return None
 
 
-def seconds_since_start() -> float:
-    """How long this process has existed."""
-    created = float(psutil.Process().create_time())
+def seconds_since_start(process: psutil.Process | None = None) -> float:
+    """How long a process has existed; by default this one."""
+    created = float((process or psutil.Process()).create_time())
     if sys.platform == "linux":  # psutil knows the time of the boot in whole seconds, in both terms
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
     return time.time() - created
+
+
+def seconds_since_launch() -> float:
+    """How long this attempt has lasted, with the earlier starts of a launcher that restarts it.
+
+    A first start counts from its own process: a shell may have become the launcher much later than
+    it began.
+    """
+    started_by = launcher() if restarts() else None
+    return seconds_since_start(None if started_by is None else started_by.process)

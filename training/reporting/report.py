@@ -27,6 +27,9 @@ from training.reporting.trackers import values_of
 LOWER_RATE = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
+OWN_NAMES = {"event", "step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu"}
+OWN_NAMES |= {"skipped", "hub_step", "hub_age_seconds", "hub_error"}
+"""What a line of a step has already, beside the blocks of the sources of a mix."""
 LONGEST_SAMPLE = 4_000
 """Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""
 
@@ -88,11 +91,17 @@ class Report:
     ) -> None:
         """Add the metrics of a step: this process's mean loss, and the norm before clipping.
 
-        `metrics` are this process's other ones, each one number.
+        `metrics` are this process's other ones, each one number. Raises ConfigError for the name of
+        a figure that a line has already.
         `loss_parts` are sums and counts (2,), whose quotient over all processes is a metric.
         """
         others = {}
         for name, value in (metrics or {}).items():
+            if name in OWN_NAMES or name.startswith("blocks_of_source_"):
+                raise ConfigError(
+                    f"train.py gives session.finish_step a metric named {name!r} at step {step}, "
+                    "which each line of metrics.jsonl has already: give it another name."
+                )
             number = torch.as_tensor(value).detach().to(loss.device, torch.float32, copy=True)
             others[name] = number.reshape(())  # raises for more than one number
         others |= loss_parts or {}

@@ -39,7 +39,7 @@ from training.distributed.launcher import (
     fit_threads,
     is_local_main_process,
     launcher,
-    seconds_since_start,
+    seconds_since_launch,
 )
 from training.distributed.processes import ProcessGroupTimeouts, decided_by_main, run_on_all
 from training.evaluation import held_out_loss
@@ -212,7 +212,7 @@ class Session:
         )
         optimizer.optimizer.register_step_pre_hook(self.release_weights)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
-        self._agreement = Agreement(accelerator, config, self.signals, seconds_since_start())
+        self._agreement = Agreement(accelerator, config, self.signals, seconds_since_launch())
         model.train()
         shape = split_of(accelerator, config.train).micro_batch, config.data.block_size
         build_gradient_buckets(accelerator, model, optimizer, shape)
@@ -245,6 +245,7 @@ class Session:
         learning_rate: float,
         loss: Tensor,
         grad_norm: Tensor,
+        /,
         **metrics: float | Tensor,
     ) -> Due:
         """Record an update and return what is due after it. Every process must call this.
@@ -252,7 +253,7 @@ class Session:
         `loss` is this process's mean over the step, `grad_norm` the norm before clipping. Any other
         number of this process is a metric by its name: its mean over the processes goes to
         metrics.jsonl, the console and the trackers. Raises TrainingStopped when a loss or a norm is
-        not finite, ConfigError when a metric is no number.
+        not finite, ConfigError when a metric has the name of one of these figures.
         """
         assert self._writer is not None
         if self._writer.pending:  # fp16's loss scaler has skipped the update

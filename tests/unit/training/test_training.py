@@ -221,6 +221,17 @@ def test_a_part_of_the_loss_is_a_mean_over_all_targets_of_a_step(tmp_path):
     assert (first["part"], first["odd"], second["part"]) == (1.5, 3.0, 1.5)
 
 
+@pytest.mark.parametrize("name", ["event", "loss", "hub_step", "blocks_of_source_1"])
+def test_a_metric_does_not_replace_a_figure_of_ours(tmp_path, name):
+    session = object.__new__(Session)
+    session.report, session.config = report_of(tmp_path), SimpleNamespace()
+    session.state, session.corpus = SimpleNamespace(), SimpleNamespace(train=None)
+    session._writer, session._loss_parts = SimpleNamespace(pending=False), {}
+    figures = (3, 0, 0.1, torch.tensor(1.0), torch.tensor(1.0))
+    with pytest.raises(ConfigError, match=f"a metric named '{name}' at step 3, .* another name"):
+        session.finish_step(*figures, **{name: 7})
+
+
 def test_metrics_of_one_process_alone_are_refused(tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.gather = lambda number: torch.cat([number, number + 1])  # of two processes

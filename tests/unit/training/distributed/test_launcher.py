@@ -107,3 +107,11 @@ def test_an_orphan_signals_nobody_in_its_launchers_place(under, tmp_path, monkey
         monkeypatch.setattr(launcher.os, "getppid", lambda: parent.pid)
         found.stop()
         assert parent.wait(timeout=10) == -15
+
+
+def test_a_restarted_attempt_has_lasted_since_its_launcher_began(under, tmp_path, monkeypatch):
+    with under(sys.executable, program(tmp_path, "torchrun")):
+        first = launcher.seconds_since_launch()
+        assert first == pytest.approx(launcher.seconds_since_start(), abs=1)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert launcher.seconds_since_launch() < first - 0.5  # here the launcher is the younger
