@@ -6,8 +6,8 @@ Only the columns that are read are requested.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -44,7 +44,8 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
     """The rows of a row group, or of those that begin in a part of the file."""
     footer = _footer_of(table)
     types, leaves = _wanted(table)
-    typed = {name: kind for name, kind in types.items() if not pa.types.is_string(kind)}
+    restorers = {name: restorer_of(kind) for name, kind in types.items()}
+    nested = {name: restore for name, restore in restorers.items() if restore}
     number = 0
     for index in range(footer.num_row_groups) if group.rows is None else [group.index]:
         begin, end = _extent(footer.row_group(index), leaves)
@@ -61,8 +62,9 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
             ):
                 for values in batch.to_pylist():
                     number += 1
-                    for name, kind in typed.items():
-                        values[name] = restored(values[name], kind)
+                    for name, restore in nested.items():
+                        if values[name] is not None:
+                            values[name] = restore(values[name])
                     yield number, values
 
 
@@ -99,19 +101,32 @@ def _extent(row_group: parquet.RowGroupMetaData, leaves: list[int]) -> tuple[int
     return min(begins), max(begin + size for begin, size in zip(begins, sizes, strict=True))
 
 
-def restored(value: Any, kind: pa.DataType) -> Any:
-    """A value of a type as it was before all rows of a column got one type.
+def restorer_of(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes a value of a type as it was before all rows of a column got one type.
 
     Where the calls of two tools have other arguments, each has those of the other as null: null
-    fields of structs are dropped, and JSON is decoded.
+    fields of structs are dropped, and JSON is decoded. None for a type whose values are as they
+    were. Types are looked at here, once a row group: for each value that would take most of the
+    time of reading.
     """
-    if value is None:
-        return None
     if getattr(kind, "extension_name", None) == JSON:
-        return json.loads(value)
+        return json.loads
     if pa.types.is_struct(kind):
-        fields = ((field.name, field.type) for field in kind)
-        return {name: restored(value[name], of) for name, of in fields if value[name] is not None}
+        return partial(_restored_fields, {field.name: restorer_of(field.type) for field in kind})
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [restored(entry, kind.value_type) for entry in value]
-    return value
+        restore = restorer_of(kind.value_type)
+        return restore and partial(_restored_entries, restore)
+    return None
+
+
+def _restored_fields(
+    restorers: dict[str, Callable[[Any], Any] | None], value: dict[str, Any]
+) -> dict[str, Any]:
+    present = ((name, entry) for name, entry in value.items() if entry is not None)
+    return {
+        name: restore(entry) if (restore := restorers[name]) else entry for name, entry in present
+    }
+
+
+def _restored_entries(restore: Callable[[Any], Any], value: list[Any]) -> list[Any]:
+    return [None if entry is None else restore(entry) for entry in value]
