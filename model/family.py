@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from model.attention import Rows, rows_of
 from model.context import Context
 from model.frozen import full_parameters
-from model.head import IGNORED
+from model.head import IGNORED, Head
 from model.layout import Layout
 from model.lora import Lora
 from model.tensor import Plan, share_matrices
@@ -186,6 +186,8 @@ class LanguageModel(nn.Module, ABC):
         Call it before the model is wrapped, and before `share_context`.
         """
         share_matrices(self, self.tensor_plan, self.joined, mesh)
+        if isinstance(output := self.get_output_embeddings(), Head):
+            output.mesh = mesh
 
     def add_loss_part(self, name: str, mean: Tensor, targets: Tensor) -> None:
         """Report a part of the training loss under a name: its mean over these targets (B, T).

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.products import compute_dtype, product
+from model.tensor import moved, summed_gradient
 
 LOGIT_BYTES = 256 << 20
 """Most memory of the float32 logits of a chunk. Smaller products do not fill a GPU."""
@@ -32,6 +33,9 @@ class Head(nn.Linear):
     """
 
     casts_weights = True
+    mesh: Any = None
+    """The processes that share matrices (`model.tensor`): each computes the loss of some positions.
+    """
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss.
@@ -41,11 +45,21 @@ class Head(nn.Linear):
         if targets is None:
             return self.logits(hidden)
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self.out_features <= self.in_features:
+        if self.mesh is None and self.out_features <= self.in_features:
             return mean_loss(self.logits(hidden), targets)
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        if self.mesh is not None:
+            return self._shared_loss(hidden, weight, targets)
         summed: Tensor = _SummedLoss.apply(hidden, weight, targets)
         return summed / target_count(targets)
+
+    def _shared_loss(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss, to which each process of the mesh adds that of some of N positions."""
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        own = [moved(one, self.mesh, Replicate(), Shard(0)) for one in (hidden, targets)]
+        summed = _SummedLoss.apply(own[0], summed_gradient(weight, self.mesh), own[1])
+        return moved(summed, self.mesh, Partial(), Replicate()) / target_count(targets)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden (..., C) to logits (..., V)."""

@@ -7,7 +7,7 @@ which may split or join parameters (`model.transformers_layout`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from model.frozen import full_parameters, packed_layers
 from model.lora import is_adapter, name_in_files, name_in_model
+from model.tensor import PARTS
 
 Shape = tuple[int, ...]
 FLOAT_BYTES = 4
@@ -38,6 +39,8 @@ class Written:
     convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     """From the full parameters to the tensors in the file, which are contiguous; None for one
     parameter that the file holds as it is, or transposed."""
+    transposed: bool = False
+    """Whether the file holds the one tensor, or the joined ones, transposed."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,34 @@ class Stored:
             return shapes[name][:: -1 if self.transposed else 1]
         stored = [torch.empty(shapes[name], device="meta") for name in self.names]
         return tuple(self.convert(stored).shape)
+
+
+def written_under(name: str, tensors: Mapping[str, Tensor], transposed: bool) -> Written:
+    """How a file holds a tensor under a name, or several of training, joined by rows."""
+    shape = tuple(next(iter(tensors.values())).shape)
+    if len(tensors) == 1:
+        return Written((*tensors,), {name: shape[:: -1 if transposed else 1]}, None, transposed)
+    rows = sum(one.shape[0] for one in tensors.values() if shape)
+    joined = (rows, *shape[1:]) if shape else ()
+
+    def convert(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # What an optimizer counts is one number, and the same for all.
+        one = torch.cat([*whole.values()]) if shape else next(iter(whole.values()))
+        return {name: one.t().contiguous() if transposed else one}
+
+    return Written((*tensors,), {name: joined[:: -1 if transposed else 1]}, convert, transposed)
+
+
+def stored_under(name: str, transposed: bool, number: int = 0, count: int = 1) -> Stored:
+    """Where the tensor of this number lies, of so many that `written_under` joins."""
+    if count == 1:
+        return Stored((name,), transposed)
+
+    def convert(tensors: Sequence[Tensor]) -> Tensor:
+        whole = tensors[0].t() if transposed else tensors[0]
+        return whole.chunk(count)[number] if whole.dim() else whole
+
+    return Stored((name,), convert=convert)
 
 
 def is_frozen(name: str, patterns: Sequence[str]) -> bool:
@@ -125,23 +156,35 @@ class Layout:
         """Whether files hold this parameter, and so its moments, transposed."""
         return name.endswith(self._transposed)
 
+    def by_file_name(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """These names of parameters, by the tensor in a file: several of one that is `Joined`."""
+        found: dict[str, list[str]] = {}
+        for name in names:
+            layer, is_part, rest = name.partition(PARTS)
+            file = f"{layer}.{rest.partition('.')[2]}" if is_part else name
+            found.setdefault(file, []).append(name)
+        return found
+
     def written(self) -> list[Written]:
         """What is written of a whole model, in the order of the file."""
-        return [
-            Written((name,), {name: tuple(one.shape)[:: -1 if self.is_transposed(name) else 1]})
-            for name, one in self.parameters().items()
-        ]
+        parameters, written = self.parameters(), []
+        for file, names in self.by_file_name(parameters).items():
+            tensors = {name: parameters[name] for name in names}
+            written.append(written_under(file, tensors, self.is_transposed(file)))
+        return written
 
     def find(self, shapes: Mapping[str, Shape]) -> dict[str, Stored]:
         """Where each parameter lies, in files with tensors of these names and shapes.
 
         Raises ModelError, with the name, for a tensor that the model does not have.
         """
-        known, found = self.parameters(), {}
+        known, found = self.by_file_name(self.parameters()), {}
         for name in shapes:
             full = name if name in known else f"{self._prefix}{name}"
             if full in known:
-                found[full] = Stored((name,), self.is_transposed(full))
+                for number, parameter in enumerate(known[full]):
+                    transposed, count = self.is_transposed(full), len(known[full])
+                    found[parameter] = stored_under(name, transposed, number, count)
             elif not name.endswith(self._constants):
                 self._refuse_unless_tied(name, shapes[name], OUTPUT)
         if OUTPUT in shapes:  # of a file that holds the tied tensor by this name alone

@@ -63,6 +63,7 @@ def draw(model: Any, seed: int, adapters_only: bool = False) -> None:
     template = model.template()
     layout, of_template = model.layout(), template.layout()
     targets = {**layout.parameters(), **layout.adapters()}
+    parts = layout.by_file_name(targets)
     names = {one: name for name, one in of_template.adapters().items()}
     if not adapters_only:
         names |= {one: name for name, one in of_template.parameters().items()}
@@ -80,8 +81,11 @@ def draw(model: Any, seed: int, adapters_only: bool = False) -> None:
                     f"cannot be trained from new weights: nothing gives {name} a value. Begin with "
                     "the weights of such a model (model.pretrained)"
                 )
-            target = targets[name]
-            local_part(target).copy_(one[slices_of(target)])
+            count = len(parts[name])
+            for part, rows in zip(
+                parts[name], one.chunk(count) if one.dim() else [one], strict=True
+            ):
+                local_part(targets[part]).copy_(rows[slices_of(targets[part])])
             one.data = torch.empty(0)  # the next block needs the memory
 
 

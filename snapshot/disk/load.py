@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from model.family import LanguageModel
 from model.frozen import quantize
-from model.layout import Layout, Shape, Stored
+from model.layout import Layout, Shape, Stored, stored_under
 from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
@@ -178,8 +178,9 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
                 kept[STEP] = torch.empty(())
     with TensorReader(folder, MOMENTS) as reader:
         for part in parts_of_moments(layout, state):
-            (value,), (name,) = part.tensors.values(), part.written.shapes
-            reader.fill(value, Stored((name,), part.transposed))
+            (name,), count = part.written.shapes, len(part.tensors)
+            for number, value in enumerate(part.tensors.values()):
+                reader.fill(value, stored_under(name, part.written.transposed, number, count))
 
 
 @torch.no_grad()

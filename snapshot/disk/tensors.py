@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from model.layout import FLOAT_BYTES, Layout, Shape, Written
+from model.layout import FLOAT_BYTES, Layout, Shape, Written, written_under
 from model.sharded import gather_full, is_sharded, local_part, slices_of, writes_shard
 from optim.optimizers import OPTIMIZERS
 from snapshot.disk.model import ADAPTERS
@@ -31,8 +31,6 @@ class Part:
     """Parameters, or what the optimizer keeps of one, by name: those of training, or copies."""
     written: Written
     """What the files hold of them, by name."""
-    transposed: bool = False
-    """Whether the file holds the one tensor transposed."""
     slices: Slices | None = None
     """Which slices of the tensor in the file a copy holds."""
 
@@ -85,13 +83,13 @@ class Part:
                 file_of[name].write(folder, name, converted)
             return
         (tensor,), (name,) = tensors.values(), self.written.shapes
-        tensor = tensor.t() if self.transposed else tensor
+        tensor = tensor.t() if self.written.transposed else tensor
         file_of[name].write(folder, name, tensor, self.slices or self._slices())
 
     def _slices(self) -> Slices:
         """Where the shard of the one tensor lies in that of the file."""
         (tensor,) = self.tensors.values()
-        return slices_of(tensor)[:: -1 if self.transposed else 1]
+        return slices_of(tensor)[:: -1 if self.written.transposed else 1]
 
 
 def written_as(layout: Layout, prefix: str) -> list[Written]:
@@ -108,8 +106,7 @@ def parts_of_weights(layout: Layout, prefix: str) -> list[Part]:
     parts = []
     for group in written_as(layout, prefix):
         tensors = {name: parameters[name].detach() for name in group.parameters}
-        transposed = prefix != ADAPTERS and layout.is_transposed(next(iter(group.shapes)))
-        parts.append(Part(tensors, group, transposed))
+        parts.append(Part(tensors, group))
     return parts
 
 
@@ -144,13 +141,12 @@ def snapshot_bytes(layout: Layout, optimizer: str) -> int:
 
 def parts_of_moments(layout: Layout, state: Mapping[Any, Mapping[str, Tensor]]) -> list[Part]:
     """What the `state` of an optimizer has of all that is trained, in the file's order."""
-    parts = []
-    for name, parameter in layout.trained().items():
-        for key, value in sorted(state[parameter].items()):
-            transposed = layout.is_transposed(name) and value.dim() == 2
-            shape = tuple(value.shape)[:: -1 if transposed else 1]
-            written = Written((name,), {f"{name}.{key}": shape})
-            parts.append(Part({key: value.detach()}, written, transposed))
+    parts, trained = [], layout.trained()
+    for file, names in layout.by_file_name(trained).items():
+        for key, value in sorted(state[trained[names[0]]].items()):
+            kept = {name: state[trained[name]][key].detach() for name in names}
+            transposed = layout.is_transposed(file) and value.dim() == 2
+            parts.append(Part(kept, written_under(f"{file}.{key}", kept, transposed)))
     return parts
 
 

@@ -21,6 +21,8 @@ from ctypes import byref, c_void_p, cast
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+
 import train
 from model.sharded import gather_full
 from training.distributed.accelerator import unwrapped
@@ -77,10 +79,12 @@ def end_after_the_first_weights() -> None:
 
     def fill_and_end(accelerator, pretrained, start, model, optimizer, seed):
         fill(accelerator, pretrained, start, model, optimizer, seed)
-        hashes = {
-            name: hashlib.sha256(gather_full(one).contiguous().numpy().tobytes()).hexdigest()
-            for name, one in unwrapped(accelerator, model).layout().parameters().items()
-        }
+        layout = unwrapped(accelerator, model).layout()
+        parameters = layout.parameters()
+        hashes = {}
+        for file, names in layout.by_file_name(parameters).items():  # query, key, value may be 3
+            whole = torch.cat([gather_full(parameters[name]) for name in names])
+            hashes[file] = hashlib.sha256(whole.contiguous().numpy().tobytes()).hexdigest()
         if accelerator.is_main_process:
             print("weights:", json.dumps(hashes), flush=True)
         accelerator.wait_for_everyone()

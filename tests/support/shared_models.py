@@ -110,9 +110,10 @@ def tensors(name: str) -> dict[str, tuple[float, float]]:
     for kind, batch in batches().items():
         losses = [loss_of(model, batch) for model in (alone, shared)]
         worst = 0.0
-        for key, other in layout.parameters().items():
-            grad = whole[key].grad
-            difference = gather_full(other.grad) - grad
+        others = layout.parameters()
+        for file, names in layout.by_file_name(others).items():  # query, key and value are three
+            grad = whole[file].grad
+            difference = torch.cat([gather_full(others[name].grad) for name in names]) - grad
             worst = max(worst, float(difference.abs().max() / grad.abs().max().clamp(1e-6)))
         found[kind] = abs(float(losses[1] - losses[0])), worst
     ids = batches()["whole"][0][:, :7]
