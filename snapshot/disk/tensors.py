@@ -121,13 +121,14 @@ def empty_moments(
         known = " or ".join(OPTIMIZERS)
         raise SnapshotError(f"optim.name={optimizer!s:.80} is not {known}")
     kept_of, joined = OPTIMIZERS[optimizer].kept_of, layout.parts()
+
+    def empty(one: nn.Parameter, shape: Shape) -> Tensor:
+        if shape and device is None:
+            return torch.empty_like(one)  # sharded as the parameter is
+        return torch.empty(shape, device=device or one.device)  # empty_like to "meta" imports sympy
+
     return {
-        one: {
-            key: torch.empty_like(one, device=device)
-            if shape
-            else torch.empty((), device=device or one.device)
-            for key, shape in kept_of(one, joined[one]).items()
-        }
+        one: {key: empty(one, shape) for key, shape in kept_of(one, joined[one]).items()}
         for one in layout.trained().values()
     }
 

@@ -70,7 +70,7 @@ def test_its_snapshot_is_a_model_of_transformers(folder_of, name, small, tmp_pat
     words = [word for word in small if not word.startswith(("model.n_", "optim."))]
     words += [f"model.pretrained={folder}", "train.max_steps=2", "train.sample_every=2"]
     result = runs.train(*words, f"run.dir={run_dir}", code=0)
-    assert "optimizer adamw, learning rate 0.0003\n" in result.stdout
+    assert "optimizer adamw, learning rate 3e-05\n" in result.stdout
     assert [one["step"] for one in runs.metrics(run_dir, "sample")] == [2]
     saved = runs.snapshot(run_dir, 2)
     families.assert_computed_by_transformers(saved)
