@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Piece = bytes | Callable[[], object]
-Answer = tuple[int | bytes, Mapping[str, str], Iterable[Piece]]
-"""Status, headers, and the body: bytes to send, and functions to call in between.
-
-Bytes in the place of the status go out as they are, and are all of the answer.
-"""
+Answer = tuple[int, Mapping[str, str], Iterable[Piece]]
+"""Status, headers, and the body: bytes to send, and functions to call in between."""
 Asked = list[tuple[str, dict[str, str]]]
 """Path and headers of each request."""
 
@@ -29,21 +26,16 @@ def serving(answer_to: Callable[[str], Answer]) -> Iterator[tuple[str, Asked]]:
         def do_GET(self) -> None:
             asked.append((self.path, dict(self.headers)))
             status, headers, pieces = answer_to(self.path)
-            if isinstance(status, bytes):
-                self.wfile.write(status)
-                return
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            for piece in () if self.command == "HEAD" else pieces:
+            for piece in pieces:
                 if callable(piece):
                     piece()
                 else:
                     self.wfile.write(piece)
                     self.wfile.flush()
-
-        do_HEAD = do_GET  # noqa: N815 - a name of the library
 
         def log_message(self, *_: object) -> None:
             """Nothing: the tests look at `asked`."""

@@ -8,6 +8,7 @@ import platform
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.reading.access import Access
 from data.reading.groups import DataFile, Group, Listing
-from data.reading.rows import list_source, read_group
+from data.reading.rows import list_source
 from data.split import Split
 from data.streaming.cache import TokenCache
 from data.token_file import TokenRows, write_tokens
@@ -93,15 +94,12 @@ def test_a_file_is_made_once_although_many_need_it(tmp_path):
     cache, made = TokenCache(tmp_path, MB), []
     begin = threading.Barrier(8)
 
-    def need() -> None:
+    def need(_: int) -> None:
         begin.wait()
         cache.open("a", lambda path: (made.append(1), write(path)))
 
-    threads = [threading.Thread(target=need) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(need, range(8)))
     assert made == [1]
 
 
@@ -173,27 +171,16 @@ def test_windows_are_read_ahead_by_one_process(tmp_path):
 
 def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
-    access = Access(tmp_path)
-    broken: list[int] = []
-
-    def read(listing: Listing, group: Group, access: Access, **options: bool) -> list[str]:
-        if broken:
-            raise BrokenText("it is broken")
-        return read_group(listing, group, access, **options)
-
-    corpus = streams.stream_of(
-        [list_source(str(folder), "text", access)],
-        [1],
-        read,
-        **OPTIONS | {"window_bytes": 1000},
-        cache_dir=tmp_path,
-    )
+    corpus = streams.corpus(tmp_path / "cache", folder, window_bytes=1000)
     steps = steps_of(corpus)
     next(steps)
-    broken.append(1)
+
+    def read(listing: Listing, group: Group) -> list[str]:
+        raise BrokenText("it is broken")
+
+    corpus.train.sources[0].read = read
     with pytest.raises(BrokenText, match="it is broken"):
-        for _ in steps:
-            pass
+        list(steps)
 
 
 @pytest.mark.thorough
@@ -209,16 +196,9 @@ def test_memory_is_flat_over_two_thousand_batches(tmp_path):
     assert max(used[1:]) - used[0] < 10 * MB, used
 
 
-def with_a_bad_line(folder: Path) -> Path:
-    """Lines of which one is no row."""
-    streams.lines_folder(folder, "a", files=1)
-    file = folder / "part-0.jsonl"
-    file.write_text(file.read_text() + '{"text": 3}\n')
-    return file
-
-
 def test_what_is_left_out_is_reported_once(tmp_path):
-    file, said = with_a_bad_line(tmp_path / "data"), []
+    file, said = streams.lines_folder(tmp_path / "data", "a", files=1) / "part-0.jsonl", []
+    file.write_text(file.read_text() + '{"text": 3}\n')
     options = {"held_out_bytes": MB, "window_bytes": MB}
     corpus = streams.corpus(tmp_path / "cache", file, skip_broken=True, say=said.append, **options)
     next(steps_of(corpus))
