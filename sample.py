@@ -31,6 +31,7 @@ from snapshot.named_model import find_model
 
 SMALLEST = 1e-30
 """Smaller temperatures count as 0, because a division by them overflows float32."""
+UNDECODED = "has bytes that this locale does not decode: set PYTHONUTF8=1"
 
 
 def main(arguments: list[str]) -> int:
@@ -116,10 +117,13 @@ def questions() -> Iterator[str]:
     """The lines of the standard input, without spaces around them."""
     prompt = "> " if sys.stdin is not None and sys.stdin.isatty() else ""
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
+        sys.stdin.reconfigure(errors="strict")
     with suppress(EOFError, RuntimeError):  # RuntimeError: there is no standard input
         while True:
-            yield input(prompt).strip()
+            try:
+                yield input(prompt).strip()
+            except UnicodeDecodeError as error:
+                raise DataError(f"A question {UNDECODED}") from error
 
 
 def continued(
@@ -180,8 +184,7 @@ def some_text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("needs at least one character")
     if any("\ud800" <= char <= "\udfff" for char in text):
-        what = "has bytes that this locale does not decode: set PYTHONUTF8=1"
-        raise argparse.ArgumentTypeError(what)
+        raise argparse.ArgumentTypeError(UNDECODED)
     return text
 
 

@@ -187,8 +187,10 @@ def _mix(config: Config) -> Mistakes:
         if (reason := why_not_storable(part.source)) is not None:
             yield "data.mix", reason
         if not 0 < part.weight < math.inf or part.weight < least:
-            what = f"has a weight of {part.weight:g}. Each must be above 0, finite, and at least"
-            yield "data.mix", f"{what} 1/{WHOLE:,} of their sum"
+            what = (
+                f"has a weight of {part.weight:g} for {part.source}. Each must be above 0, finite,"
+            )
+            yield "data.mix", f"{what} and at least 1/{WHOLE:,} of their sum"
 
 
 def _adapters_and_frozen(config: Config) -> Mistakes:
@@ -213,8 +215,8 @@ def _adapters_and_frozen(config: Config) -> Mistakes:
 
 def _optimizer(config: Config) -> Mistakes:
     optim, rate = config.optim, config.optim.learning_rate
-    if rate == 0:
-        yield "optim.learning_rate", f"must be above 0. Set it for optim.name={optim.name}"
+    if rate == 0 and optim.name in OPTIMIZERS:
+        yield "optim.learning_rate", f"has no default for optim.name={optim.name}. Set it"
     elif rate < optim.min_learning_rate:
         yield "optim.min_learning_rate", f"must be between 0 and optim.learning_rate={rate}"
     # OmegaConf accepts lists of lists.

@@ -39,6 +39,7 @@ UNUSED_KEYS = {"attn_implementation", "experts_implementation", "transformers_ve
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
+LARGEST_NUMBER = 2**31
 MOST_MODULES = 20_000
 COUNTS = ("layer", "expert")
 """Parts of the names of entries that count modules."""
@@ -89,8 +90,10 @@ class CausalLMConfig(ModelConfig):
         repo, or is quantized, and if transformers is not installed.
         """
         for name, number in content.items():
-            is_count = isinstance(number, int) and any(part in name for part in COUNTS)
-            if is_count and number > MOST_MODULES:
+            if not isinstance(number, int | float):
+                continue
+            most = MOST_MODULES if any(part in name for part in COUNTS) else LARGEST_NUMBER
+            if not abs(number) <= most:  # nan compares as false
                 raise ModelError(f"has {name}={number:g}, which no model has")
         if content.get("quantization_config"):
             raise unusable(

@@ -48,9 +48,10 @@ def use_fp8(model: Any, emulated: bool) -> None:
         )
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # torchao tells which kernels for other devices do not load
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    logging.disable(before)
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    finally:
+        logging.disable(before)
     # Micro-batches of any number of tokens: torchao pads the sum over tokens, as in accelerate.
     # Weights in fp8 between FSDP's processes would be another kind of tensor in the optimizer.
     config = Float8LinearConfig(pad_inner_dim=True, emulate=emulated)

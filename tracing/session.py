@@ -36,7 +36,7 @@ def load_traced_config(arguments: list[str]) -> Config:
         raise ConfigError(f"{what}. Name another run.dir.")
     config.run.tracker, config.hub.repo_id, config.hub.url = (None,) * 3
     config.snapshot.resume, config.snapshot.every = "auto", NEVER
-    config.snapshot.every_minutes = None
+    config.snapshot.every_minutes = config.run.max_minutes = None
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, NEVER
     config.train.max_steps = max(config.train.max_steps, STEPS + 1)
     return config
@@ -60,9 +60,12 @@ class TracedSession(Session):
             for step in super().steps():
                 with record_function(f"step {step}"):
                     yield step
+                self._step = f"step {step}"
                 if step == last:
-                    self._step = f"step {step}"
-                    break
+                    return
+
+    def save(self) -> None:
+        """A trace that is stopped leaves no snapshot either."""
 
     def end(self) -> int:
         """Join the traces and print the collectives of the last step; the exit code."""
@@ -77,7 +80,7 @@ class TracedSession(Session):
             self.console.say(f"\ntrace     {folder / TRACE}, for https://ui.perfetto.dev")
             self.console.close()
         self.accelerator.end_training()
-        return EXIT_DONE
+        return self._agreement.exit_code if self._due.end else EXIT_DONE
 
 
 def join_traces(folder: Path) -> list[Event]:

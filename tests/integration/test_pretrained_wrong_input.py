@@ -66,6 +66,7 @@ CONFIGS = {
         "not a causal language model of text",
     ),
     "an absurd size": ({"num_hidden_layers": 10**7}, "num_hidden_layers=1e+07, which no model has"),
+    "an absurd width": ({"hidden_size": 10**10}, "hidden_size=1e+10, which no model has"),
     "no weights": ("model.safetensors", "has no weights as safetensors"),
     "no config": ("config.json", "has no config.json"),
     "a missing tensor": ({"num_hidden_layers": 3}, "it lacks model.layers.2."),

@@ -9,6 +9,7 @@ import pytest
 
 import runs
 import sample as script
+from data.errors import DataError
 from small_snapshots import trained, write
 
 
@@ -55,6 +56,13 @@ def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
             code = ended.code
         assert code == 2, words
         assert sentence in capsys.readouterr().err
+
+
+def test_a_question_that_the_locale_does_not_decode_is_refused(monkeypatch):
+    typed = io.TextIOWrapper(io.BytesIO("the cät\n".encode()), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", typed)
+    with pytest.raises(DataError, match="set PYTHONUTF8=1"):
+        next(script.questions())
 
 
 class Terminal(io.TextIOWrapper):

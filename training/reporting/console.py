@@ -37,6 +37,8 @@ class LossyFile(io.FileIO):
 
 def make_output_lossy() -> None:
     """Put sys.stdout and sys.stderr on `LossyFile`s, whole lines at once, in any encoding."""
+    while os.open(os.devnull, os.O_RDWR) <= 2:
+        pass  # closed by who started this process: another file would get what libraries write
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115  # None: closed
         with suppress(OSError):

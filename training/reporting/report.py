@@ -28,7 +28,7 @@ LOWER_RATE = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
 OWN_NAMES = {"event", "step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu"}
-OWN_NAMES |= {"skipped", "hub_step", "hub_age_seconds", "hub_error"}
+OWN_NAMES |= {"load_balancing_loss", "skipped", "hub_step", "hub_age_seconds", "hub_error"}
 """What a line of a step has already, beside the blocks of the sources of a mix."""
 LONGEST_SAMPLE = 4_000
 """Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""

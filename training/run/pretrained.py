@@ -21,6 +21,7 @@ from model.families import build_empty
 from model.family import LanguageModel
 from model.frozen import AUTO, FLOAT32, NF4, FrozenError, keep_frozen, refuse_without_kernels
 from model.gpt import GPT2
+from model.layout import ModelError
 from model.lora import Lora, LoraError
 from model.new_weights import draw
 from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
@@ -79,6 +80,11 @@ def find_pretrained(
     sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
     if config.data.documents == MASKED and not sizes.can_pack:
         raise ConfigError(f"{base.key}: {CANNOT_MASK}")
+    if config.model.lora_rank is not None and start.folder is None and "://" in base.published[0]:
+        raise ConfigError(  # what is there may change, and a resume could not tell
+            f"{base.key}: adapters need a base in a folder or in a repo of the Hub. Download it, "
+            "and name its folder."
+        )
     return PretrainedModel(accelerator, config, base)
 
 
@@ -120,6 +126,8 @@ class PretrainedModel:
             model = build_empty(replace(sizes, lora=lora_of(keys)))
         except LoraError as error:
             raise ConfigError(str(error)) from error
+        except ModelError as error:
+            raise ConfigError(f"{base.key} {error}") from error
         if (lora := model.config.lora) is not None:
             if start.folder is None:
                 self.adapters = self._name_base(lora, model, state)
@@ -135,11 +143,6 @@ class PretrainedModel:
         state.base_config = content
         state.base_digest = run_on_main(self._accelerator, lambda: digest_of(folder))
         name, commit = self.base.published
-        if "://" in name:  # what is there may change, and a resume could not tell
-            raise ConfigError(
-                f"{self.base.key}: adapters need a base in a folder or in a repo of the Hub. "
-                "Download it, and name its folder."
-            )
         return Adapters(lora, self._public(name), commit, content.get("model_type") == GPT2)
 
     def _find_base(self, lora: Lora, snapshot: Path, state: RunState) -> Adapters:

@@ -219,7 +219,7 @@ def test_a_model_that_is_not_ours_has_a_recipe_of_its_own(words, name, rate, ste
 
 def test_an_optimizer_without_a_default_rate_needs_one():
     (sentence,) = mistakes("model.pretrained=a/b", "optim.name=muon")
-    assert sentence == "optim.learning_rate=0.0 must be above 0. Set it for optim.name=muon."
+    assert sentence == "optim.learning_rate=0.0 has no default for optim.name=muon. Set it."
 
 
 def test_secrets_of_an_address_are_not_stored():

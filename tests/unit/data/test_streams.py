@@ -55,10 +55,13 @@ def test_a_mix_has_sources_weights_and_columns():
             [TWO, OF_BYTES, "data.documents=conversations"],
             "data.documents=conversations is not possible",
         ),
-        (["data.mix=[{source:a,weight:0}]", OF_BYTES], "has a weight of 0. Each must be above 0"),
+        (
+            ["data.mix=[{source:a,weight:0}]", OF_BYTES],
+            "has a weight of 0 for a. Each must be above 0",
+        ),
         (
             ["data.mix=[{source:a},{source:b,weight:1e-6}]", OF_BYTES],
-            "has a weight of 1e-06. Each must be above 0, finite, and at least 1/10,000",
+            "has a weight of 1e-06 for b. Each must be above 0, finite, and at least 1/10,000",
         ),
         (
             ["data.mix=[{source:a,share:1}]", OF_BYTES],
