@@ -26,6 +26,8 @@ PREFIX = "hf://"
 """A prefix that marks a name as one of the Hub, whatever this disk holds."""
 SLOWEST_BYTES_PER_SECOND = 250_000
 """A transfer may last as long as its bytes need at this speed, and the timeout of a request."""
+REPEAT_SECONDS = 2.0
+"""The same for requests without bytes: the Hub client repeats after a second what was reset."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class Store(ABC):
         disk of this machine.
         """
         try:
-            seconds = self.timeout + carried / SLOWEST_BYTES_PER_SECOND
-            return in_background(request).result(seconds)
+            more = carried / SLOWEST_BYTES_PER_SECOND if carried else REPEAT_SECONDS
+            return in_background(request).result(self.timeout + more)
         except Exception as error:
             if of_disk := disk_error(error, downloads, self.folder):
                 raise of_disk from error
