@@ -8,7 +8,9 @@ import json
 import httpx2
 import pytest
 from huggingface_hub.errors import (
+    FileMetadataError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
@@ -67,6 +69,9 @@ LASTS, PASSES = False, True
             None,
         ),
         (caused(LocalEntryNotFoundError("none"), ValueError()), LASTS, "ValueError", None),
+        (HFValidationError("Repo id must be in the form"), LASTS, "HFValidationError", None),
+        (FileMetadataError("X-Repo-Commit is missing"), LASTS, "FileMetadataError", None),
+        (KeyError("pointerSize"), LASTS, "KeyError", None),
         (LocalTokenNotFoundError("none"), LASTS, "LocalTokenNotFoundError", None),
         (OfflineModeIsEnabled("set"), LASTS, "OfflineModeIsEnabled", None),
         (OSError(errno.EIO, "broken"), PASSES, "OSError", None),

@@ -6,7 +6,6 @@ import json
 
 import httpx2
 import pytest
-from huggingface_hub.errors import FileMetadataError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 
 from store.errors import (
@@ -39,23 +38,6 @@ def answered(status: int, body: str = "", **headers: str) -> StoreError:
     with pytest.raises(httpx2.HTTPError) as caught:
         hf_raise_for_status(httpx2.Response(status, headers=named, content=body, request=request))
     return raised(caught.value)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("`parent_commit` is not a valid commit OID"),
-        HFValidationError("Repo id must be in the form 'namespace/name'"),
-        KeyError("pointerSize"),
-        FileMetadataError("Header 'X-Repo-Commit' is missing"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_what_the_client_itself_refuses_is_no_outage(error):
-    assert isinstance(raised(error), StoreRefused)
-    wrapped = LocalEntryNotFoundError("An error happened while trying to locate the file")
-    wrapped.__cause__ = error
-    assert isinstance(raised(wrapped), StoreRefused)
 
 
 @pytest.mark.parametrize(
