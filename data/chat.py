@@ -30,7 +30,7 @@ UNMARKED = (
     "{% endgeneration %}"
 )
 CUT = "\ufdd0"
-"""It stands where a message is cut. No text has this code point, which Unicode keeps free."""
+"""It stands where a message is cut. Unicode keeps this code point free of characters."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The template's mark for text that the assistant writes."""
 PROBE, SHOWN = "the reply", 40
@@ -137,7 +137,9 @@ class ChatTemplate:
         return [self._cut(one) for one in value] if isinstance(value, list) else value
 
     def _safe(self, conversation: Conversation) -> Conversation:
-        """A conversation that writes no special tokens."""
+        """A conversation that writes no special tokens. Raises ChatError for one with a cut."""
+        if CUT in conversation.as_json():
+            raise ChatError(f"it has U+{ord(CUT):04X}, which stands for no character: leave it out")
         return Conversation(self._cut([*conversation.messages]), self._cut(conversation.extras))
 
     def _render(

@@ -9,6 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from datasets.iterable_dataset import ExamplesIterable
 from numpy.typing import NDArray
 
 from data.chat import TRAINING_DATE, ChatTemplate
-from data.chunks import Chunk, batches_of, chunks_of, utf8_bytes
+from data.chunks import CHARACTERS_AT_ONCE, Chunk, batches_of, chunks_of, utf8_bytes
 from data.errors import BrokenText, DataError
 from data.messages import ChatError, Conversation
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, seal
@@ -151,15 +152,18 @@ def _scan(source: Source, progress: Progress) -> tuple[int, NDArray, str]:
     """
     seen = np.zeros(CODE_POINTS, dtype=bool)
     ends, characters = array("q"), 0
-    for chunks in batches_of(source.read()):
-        for chunk in chunks:
-            characters += len(chunk.text)
-            if chunk.ends_document:
-                ends.append(characters)
-        points = code_points("".join(chunk.text for chunk in chunks))
-        if not seen[points].all():  # writing is slower than reading
-            seen[points] = True
-        progress.done = characters
+    waiting: list[str] = []  # rows may be short, and each call of numpy takes its time
+    for text, ends_document in chain(source.read(), [("", False)]):  # to note the last ones
+        waiting.append(text)
+        characters += len(text)
+        if ends_document:
+            ends.append(characters)
+        if not text or characters - progress.done >= CHARACTERS_AT_ONCE:
+            progress.done = characters
+            points = code_points("".join(waiting))
+            if not seen[points].all():  # writing is slower than reading
+                seen[points] = True
+            waiting.clear()
     if characters == 0:
         raise BrokenText(f"data.source={source.name} is empty: there is no text to train on.")
     return characters, np.array(ends, np.int64), "".join(map(chr, np.flatnonzero(seen)))

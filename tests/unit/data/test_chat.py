@@ -129,6 +129,7 @@ def test_a_question_after_the_last_reply_is_left_out():
 ODD = {
     "no messages": ("ChatML", [], "it has no messages"),
     "no reply": ("ChatML", chats.said("the run"), "it has no reply to train on"),
+    "a code point that is no character": ("ChatML", chats.said("a\ufdd0b", "c"), r"it has U\+FDD0"),
     "a role that is refused": (
         "without marks",
         [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}],
