@@ -34,9 +34,10 @@ from model.tensor import REPLICATED, WAYS, Plan
 NESTED = {"text_config", "vision_config"}
 """Entries of models that read more than text."""
 CODE_KEYS = {"auto_map", "trust_remote_code", "custom_pipelines"}
+CODE_KEYS |= {"attn_implementation", "experts_implementation"}  # kernels, perhaps of a repo
 """Entries of a config.json that ask for code from a repo. They are left out."""
-UNUSED_KEYS = {"attn_implementation", "experts_implementation", "transformers_version"}
-"""Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
+UNUSED_KEYS = {"transformers_version"}
+"""Entries that only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
 LARGEST_NUMBER = 2**31

@@ -251,10 +251,11 @@ class Attempt:
         if self._store.has_commits and before is not None and at_the_top:
             entries = self._entries(before.folder, head)
             paths += [one for one in at_the_top if _is_as_named(head.files[one], entries.get(one))]
-        # What an upload or a deletion of this attempt has left that failed.
-        whole = set(folders_in(head.files))
-        self._begun &= head.files.keys() | add
-        paths += [path for path in self._begun if path.rpartition("/")[0] not in whole]
+        if not self._store.has_commits:
+            # What an upload or a deletion of this attempt has left that failed.
+            whole = set(folders_in(head.files))
+            self._begun &= head.files.keys() | add
+            paths += [path for path in self._begun if path.rpartition("/")[0] not in whole]
         return [path for path in paths if path in head.files and path not in add]
 
     def _files_of(self, folder: str, head: Head) -> list[str]:

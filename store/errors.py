@@ -119,11 +119,12 @@ def disk_error(error: Exception, downloads: bool, store_folder: Path | None) -> 
         return None
     if error.errno in WRITING_ERRORS:
         return error if downloads or store_folder is None else None
-    if error.errno is None or error.filename is None:  # that of a server has no file
+    named = [Path(str(one)) for one in (error.filename, error.filename2) if one is not None]
+    if error.errno is None or not named:  # as that of a server
         return None
-    names = Path(str(error.filename))
-    is_of_store = store_folder is not None and names.is_relative_to(store_folder)
-    return None if is_of_store else error
+    if store_folder is None:  # a server's may name its own files: smb://..., \\\\host\\share
+        return error if all(one.is_absolute() for one in named) else None
+    return None if any(one.is_relative_to(store_folder) for one in named) else error
 
 
 def translate(error: BaseException, name: str, key: str, server: str) -> StoreError:

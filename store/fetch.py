@@ -38,6 +38,7 @@ from store.latest import (
     LARGEST_METRICS_BYTES,
     LATEST,
     METRICS,
+    WRITTEN_BY_010,
     Latest,
     folders_in,
     foreign_file,
@@ -101,13 +102,15 @@ class Contents:
         None if the store belongs to a run, or is new.
         """
         if self.fault is not None:
-            return (
-                f"{self.store.key} cannot be used: {self.fault}, so no run of this project is "
-                "known to own it. Name one that is new or empty. If a run owns it, restore that "
-                f"file, or continue from its snapshots with snapshot.resume={self.store.url}, "
-                "another run.name and a new store."
+            remedy = (
+                "so no run of this project is known to own it. Name one that is new or empty. If a "
+                "run owns it, restore that file, or continue from its snapshots with "
+                f"snapshot.resume={self.store.url}, another run.name and a new store"
             )
-        if foreign := foreign_file(self.files):
+            if WRITTEN_BY_010 in self.fault:
+                remedy = "and name another store"
+            return f"{self.store.key} cannot be used: {self.fault}, {remedy}."
+        if foreign := foreign_file(self.files, self.store.has_commits):
             return (
                 f"{self.store.key} holds {foreign}, which no run of this project uploaded. Name "
                 "one that is new or empty, or move that file away."

@@ -49,6 +49,7 @@ SHAPE = {
     "best_loss": (None, between(0.0, sys.float_info.max)),
 }
 """Of its JSON, for `matches`."""
+WRITTEN_BY_010 = "was written by 0.1.0: train on from its weights"
 RECORD = re.compile(rf"({re.escape(LATEST)}|{re.escape(METRICS)})((\.[0-9a-f]{{8}})?\.new)?")
 """A record of a run, also under the name that it has on a disk until all of it is there."""
 OWN_FILES = ("README.md", ".gitattributes")
@@ -89,6 +90,8 @@ def read_latest(file: bytes, name: str) -> Latest:
     """
     content = parse_json(file, f"{LATEST} of {name}")
     version = content.get("format_version") if isinstance(content, dict) else None
+    if version == 1 and "attempt_id" in content:
+        raise SnapshotError(f"{name} {WRITTEN_BY_010} with model.pretrained={name}")
     if version is not None and version != FORMAT_VERSION:
         raise SnapshotError(
             f"{LATEST} of {name} has format version {version!r:.40}; this program reads "
@@ -118,15 +121,15 @@ def folders_in(paths: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda folder: (remote_step(folder), folder), reverse=True)
 
 
-def foreign_file(paths: Collection[str]) -> str | None:
+def foreign_file(paths: Collection[str], has_commits: bool = False) -> str | None:
     """A file that no run uploaded; None if the files are a run's, or none.
 
     With its `latest.json` a store is a run's. Before there is one, a first upload that was cut off
-    leaves parts of a snapshot, and then records.
+    leaves parts of a snapshot, and then records; a commit leaves nothing.
     """
     if LATEST in paths:
         return None
-    own = set(filter(FOLDER.fullmatch, paths))
+    own = set() if has_commits else set(filter(FOLDER.fullmatch, paths))
     own |= set(filter(RECORD.fullmatch, paths)) if own else set()
     others = (path for path in sorted({*paths} - own) if path not in OWN_FILES)
     return next((one for one in others if not SYSTEM_FILES.fullmatch(one.rpartition("/")[2])), None)

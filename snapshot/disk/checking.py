@@ -52,7 +52,7 @@ def check_model(folder: Path) -> ModelConfig:
     """As `check_snapshot`, for the files needed for inference. Returns the model's sizes."""
     config, _ = model_of(folder)
     content, where = read_config(folder)
-    if code := sorted(content.keys() & CODE_KEYS):
+    if code := sorted(key for key in content if key.lstrip("_") in CODE_KEYS):
         raise SnapshotError(f"{where} asks for code of a repo by {code[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
     if (folder / GENERATION).exists() and not isinstance(read_json(folder / GENERATION), dict):

@@ -95,7 +95,10 @@ OF_ALL: dict[str, Rows] = {
         ("files", ANY, "more"): (1,),
         ("files", ANY, "path"): (*ODD, *(partial(str.format, name) for name in NAMES)),
     },
-    "config.json": {(key,): (CODE,) for key in ("auto_map", "quantization_config", "model_type")},
+    "config.json": {
+        (key,): (CODE,)
+        for key in ("auto_map", "_attn_implementation", "quantization_config", "model_type")
+    },
 }
 OF_A_HEADER: Rows = {
     (ANY, "data_offsets"): (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store.errors import StoreError, StoreMissing, StoreRefused, StoreUnreachable
+from store.errors import StoreError, StoreMissing, StoreRefused, StoreUnreachable, disk_error
 from store.files import Disk
 from store.latest import foreign_file
 
@@ -140,7 +140,18 @@ def test_files_of_file_managers_are_nobody_s():
     killed = ("latest.json.0123abcd.new", "metrics.jsonl.0123abcd.new", "latest.json.new")
     assert foreign_file([*names, *(f"{FOLDER}/{name}" for name in names)]) is None
     assert foreign_file([PATH, "metrics.jsonl", *killed]) is None
+    assert foreign_file([PATH, "README.md"], has_commits=True) == PATH  # a commit is whole
     assert foreign_file(["metrics.jsonl"]) == "metrics.jsonl"
     assert foreign_file(["DS_Store"]) == "DS_Store"
     for name in ("mine/latest.json.new", "latest.json.mine.new", "README.md.0123abcd.new"):
         assert foreign_file([PATH, name]) == name
+
+
+def test_an_error_that_names_a_file_of_a_server_is_the_server_s():
+    of_server = PermissionError(errno.EACCES, "Permission denied", "smb://host/run")
+    assert disk_error(of_server, False, None) is None
+    of_disk = PermissionError(errno.EACCES, "Permission denied", "/run/model.safetensors")
+    assert disk_error(of_disk, False, None) is of_disk
+    copied = OSError(errno.EIO, "Input/output error", "/run/model.safetensors")
+    copied.filename2 = "/store/model.safetensors"  # as shutil names both
+    assert disk_error(copied, False, Path("/store")) is None
