@@ -10,8 +10,7 @@ from statistics import median
 
 from config.schema import Config
 from proving.launch import KILLED, Outcome
-from proving.logits import TOLERANCE as WIDER
-from proving.logits import OtherModel, compare_logits, why_not_comparable
+from proving.logits import compare_logits, why_not_comparable
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import manifest_entries
 from snapshot.errors import SnapshotError
@@ -23,10 +22,6 @@ GREEN, RED, GREY = "green", "red", "grey"
 """It holds; it does not; it could not be checked here."""
 LOSS, NORM = 1e-5, 1e-4
 """Bounds of relative differences in float32: sums in another order differ by less."""
-ENLARGED = 5.0
-"""New matrices get about the size of trained ones, so that activations are no straight lines."""
-TOLERANCE = 1e-5
-"""Of the largest logit of an enlarged model. Another activation makes 1e-4, rounding 1e-6."""
 TENSORS = ".safetensors"
 PLAIN = (TENSORS, ".json", ".jinja", ".txt", ".model")
 """File extensions of data; none of them is executed when it is read."""
@@ -114,23 +109,18 @@ def contents(folder: Path, is_new: bool, keep: int) -> Iterator[Line]:
     if other:
         said = f"{other[0]} may run when it is loaded"
     yield passed("no code in it", not other, said)
-    yield in_transformers(folder, *((ENLARGED, TOLERANCE) if is_new else (1.0, WIDER)))
+    yield in_transformers(folder, is_new)
     size, free = sum(size for size, _ in entries.values()), shutil.disk_usage(folder).free
     said = f"{keep + 1} snapshots of {size / 1e9:,.3f} GB (snapshot.keep and a new one); "
     yield passed("disk", free > (keep + 1) * size, f"{said}{free / 1e9:,.1f} GB are free")
 
 
-def in_transformers(folder: Path, times: float, tolerance: float) -> Line:
-    """Whether transformers computes the same logits, with matrices that are so much larger."""
+def in_transformers(folder: Path, is_new: bool) -> Line:
+    """Whether transformers computes the same logits from a snapshot."""
     name = "loads in transformers"
     if (reason := why_not_comparable(folder)) is not None:
         return unchecked(name, reason)
-    try:
-        difference = compare_logits(folder, times, tolerance)
-    except OtherModel as error:
-        return passed(name, False, str(error))
-    said = f"its logits, matrices times {times:g}, differ by {difference:.0e} at most"
-    return passed(name, True, said)
+    return passed(name, *compare_logits(folder, is_new))
 
 
 def same_bits(name: str, whole: Outcome, other: Outcome, step: int) -> Line:

@@ -33,7 +33,7 @@ AT_ONCE = 1e-6
 """A time limit, in minutes, that is over at the first step."""
 FIRST_UPLOAD = 2
 """Steps of the attempt that uploads undisturbed."""
-RUNS = ("undisturbed", "shape", "split", "one", "other", "disturbed", "stored")
+RUNS = ("undisturbed", "shape", "split", "one", "disturbed", "stored")
 """Folders of the runs of attempts."""
 
 
@@ -47,7 +47,7 @@ def lines_of_proof(launch: Launch, config: Config) -> Iterator[Line]:
     is_new = config.model.pretrained is None
     yield from checks.contents(whole.snapshot(STEPS), is_new, config.snapshot.keep)
     yield from any_shape(launch, few_sequences(config, whole))
-    remove(launch, "shape", "split", "one", "other")
+    remove(launch, "shape", "split", "one")
     yield from resumed(launch, config, whole)
     remove(launch, "disturbed")
     yield from stored(launch, config, whole)
@@ -70,8 +70,8 @@ def few_sequences(config: Config, whole: Outcome) -> dict[str, Any]:
 
 def any_shape(launch: Launch, changes: Mapping[str, Any]) -> Iterator[Line]:
     """One run, any shape: the first steps in float32, split otherwise, and in one process."""
-    processes, kept = launch.processes, {**changes, "snapshot.keep": FEW + 1}
-    here = launch.run(Task("shape", "shape", 2 * FEW, kept, in_float32=True))
+    processes = launch.processes
+    here = launch.run(Task("shape", "shape", FEW, changes, in_float32=True))
     if not here.is_done:
         yield failed("the first steps in float32", here)
         return
@@ -82,24 +82,14 @@ def any_shape(launch: Launch, changes: Mapping[str, Any]) -> Iterator[Line]:
         yield from checks.same_steps("split otherwise", here, split, words)
     else:
         yield unchecked("loss, split otherwise", "a step has one sequence")
-    name = "resumed on one process"
     if processes == 1:
-        yield unchecked(name, "one process was launched")
+        yield unchecked("loss, one process", "one process was launched")
         return
     one = launch.run(Task("one", "one", FEW, changes, alone=True, in_float32=True))
     if not one.is_done and (one.code == KILLED or "memory" in one.last_words()):
-        yield unchecked(name, f"it cannot hold all: {one.last_words()}")
+        yield unchecked("loss, one process", f"it cannot hold all: {one.last_words()}")
         return
     yield from checks.same_steps("one process", here, one, f"one process, not {processes}")
-    snapshot = here.snapshot(FEW)
-    shutil.copytree(snapshot, launch.folder / "other" / snapshot.relative_to(here.folder))
-    other = launch.run(Task("other", "other", 2 * FEW, changes, alone=True, in_float32=True))
-    if not other.is_done:
-        yield failed(name, other)
-        return
-    difference = checks.largest_difference(other.figures("loss"), here.figures("loss"))
-    said = f"steps {FEW + 1} to {2 * FEW}, from the snapshot of {processes} processes"
-    yield within(name, difference, checks.LOSS, said)
 
 
 def resumed(launch: Launch, config: Config, whole: Outcome) -> Iterator[Line]:

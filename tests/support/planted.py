@@ -68,14 +68,6 @@ FAULTS = [
         setting=CHAT,
     ),
     Fault(
-        "gradients clipped in each micro-batch",
-        LOOP,
-        "                if accelerator.sync_gradients:",
-        "                if True:",
-        SPLIT,
-        ("optim.max_grad_norm=0.1",),
-    ),
-    Fault(
         "gradients kept after an update",
         LOOP,
         "                optimizer.zero_grad(set_to_none)",
@@ -99,13 +91,6 @@ FAULTS = [
         "windows.order(train.seed + accelerator.num_processes,",
         ONE,
         launch=DDP,
-    ),
-    Fault(
-        "order by Python's hash",
-        LOOP,
-        "windows.order(train.seed,",
-        'windows.order(train.seed + hash("order") % 1000,',
-        SAME,
     ),
     Fault(
         "gradients not averaged over processes",
@@ -152,13 +137,6 @@ FAULTS = [
         ("killed in a step", "killed in a snapshot", "snapshot is whole", "the first steps"),
     ),
     Fault(
-        "weights saved in half",
-        "snapshot/disk/tensors.py",
-        "            parts.append(Part({key: value.detach()}, written, transposed))",
-        "            parts.append(Part({key: value.half()}, written, transposed))",
-        SAME,
-    ),
-    Fault(
         "untied weights",
         "model/gpt.py",
         "        self.lm_head.weight = self.transformer.wte.weight",
@@ -198,13 +176,6 @@ FAULTS = [
         "training/run/stopping.py",
         "        for number in SIGNALS:\n            if number != signal.SIGHUP",
         "        for number in ():\n            if number != signal.SIGHUP",
-        ("SIGTERM",),
-    ),
-    Fault(
-        "a stopped run that reports success",
-        "training/run/stopping.py",
-        "return CAUSES[cause].exit_code if self.reason and cause is not None else EXIT_DONE",
-        "return EXIT_DONE",
         ("SIGTERM",),
     ),
     Fault(
