@@ -9,10 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import runs
 from config.compose import load_config
-from config.schema import ConfigError, OptimConfig, gpt_config
-from data.subwords import tokenizer_of
+from config.schema import OptimConfig, gpt_config
 from data.tokenizer import CharTokenizer
 from model import families
 from model.causal_lm import CausalLMConfig
@@ -22,7 +20,7 @@ from model.generate import generate
 from model.gpt import GPTConfig
 from small_snapshots import state_at
 from snapshot.base import open_base
-from snapshot.disk.folder import read_json, write_json
+from snapshot.disk.folder import read_json
 from snapshot.disk.model import check_described, layout_for, model_config
 from snapshot.disk.save import Snapshot
 from snapshot.disk.state import RunState
@@ -183,25 +181,6 @@ def test_a_family_reads_its_config_json_before_transformers_does(monkeypatch):
     assert type(model_config(SIZES["gpt2"].config_json(), "it")) is GPTConfig
 
 
-WRONG = {
-    "model=llama_tiny model.activation_function=gelu": "gelu has no effect with model=llama_tiny, ",
-    "model=llama_tiny model.n_embd=12": "model.n_embd=12 has no effect with model=llama_tiny, ",
-    "model=llama_tiny model.pretrained=a/b": "model=llama_tiny has no effect with model.pretrained",
-    "model=llama_tiny model.architecture=a/b": "model=llama_tiny has no effect with model.arch",
-    "model.architecture=llama_124m": "Write model=llama_124m instead",
-    "model=llama_tiny optim.learning_rate=0": "optim.learning_rate=0.0 must be above 0.",
-    "model=llama_tiny data.documents=conversations": "needs a tokenizer with a chat template",
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_a_key_that_a_preset_does_not_have_gets_a_sentence(words):
-    with pytest.raises(ConfigError) as raised:
-        load_config(words.split())
-    (sentence,) = str(raised.value).splitlines()
-    assert WRONG[words] in sentence
-
-
 @pytest.mark.parametrize(("preset", "size"), [("llama_tiny", 861_440), ("llama_124m", 85_003_776)])
 def test_a_preset_has_the_sizes_of_the_gpt_beside_it(monkeypatch, tmp_path, preset, size):
     monkeypatch.chdir(tmp_path)
@@ -219,18 +198,3 @@ def test_a_preset_has_the_sizes_of_the_gpt_beside_it(monkeypatch, tmp_path, pres
     ours = gpt_config(beside, 65)
     assert all(getattr(sizes, key) == getattr(ours, key) for key in ("n_layer", "n_head", "n_embd"))
     assert parameter_count(build_empty(sizes)) == size
-
-
-def test_sizes_that_a_config_json_leaves_to_the_text(small, tmp_path):
-    folder = tmp_path / "own"
-    folder.mkdir()
-    write_json(folder / "config.json", {**PRESET, "num_hidden_layers": 1, "hidden_size": 32})
-    own = [word for word in small if not word.startswith("model.")]
-    own += [f"model.architecture={folder}", "data.tokenizer=bpe:300", "train.max_steps=1"]
-    runs.train(*own, f"run.dir={tmp_path / 'run'}", code=0)
-    snapshot = runs.snapshot(tmp_path / "run", 1)
-    content, end = read_json(snapshot / "config.json"), tokenizer_of(snapshot).end_of_text
-    assert end is not None
-    found = {key: content[key] for key in ("vocab_size", "max_position_embeddings", "eos_token_id")}
-    block = load_config(own).data.block_size
-    assert found == {"vocab_size": 300, "max_position_embeddings": block, "eos_token_id": end}

@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import torch
 
 import families
 import hubs
 import runs
-from model.families import build_model
 from snapshot.disk.folder import read_json
-from snapshot.disk.model import model_config
 
 MODELS = list(families.FAMILIES)
 THOROUGH, SLOW = pytest.mark.thorough, pytest.mark.slow
@@ -39,19 +36,6 @@ def test_logits_are_those_of_transformers(bases, family):
 def test_logits_of_several_16_bit_files_are_transformers(tmp_path, family):
     folder = families.make(family, tmp_path / "base", pieces=True, dtype="bfloat16")
     families.assert_computed_by_transformers(folder)
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_what_is_written_has_the_names_that_transformers_writes(bases, family):
-    path = bases[family] / "config.json"
-    with torch.device("meta"):
-        layout = build_model(model_config(read_json(path), str(path))).layout()
-    written = {name: shape for one in layout.written() for name, shape in one.shapes.items()}
-    from safetensors import safe_open
-
-    with safe_open(bases[family] / "model.safetensors", "pt") as file:
-        there = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    assert written == there
 
 
 def words(small, base, *more):

@@ -11,7 +11,7 @@ import torch
 import families
 import hubs
 import runs
-from model.lora import Lora, LoraError
+from model.lora import Lora
 from sealed import seal
 from snapshot.base import open_base_of
 from snapshot.disk.checking import check_snapshot
@@ -20,7 +20,6 @@ from snapshot.disk.model import read_adapters
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
-from store.kinds import open_store
 
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
 
@@ -149,14 +148,6 @@ def test_a_run_of_adapters_resumes_from_its_repo_and_base(small, llama, hub, tmp
 
 
 @pytest.mark.thorough
-def test_a_base_in_a_store_of_files_is_downloaded_first(small, finished_run, tmp_path):
-    store, home = open_store(f"file://{tmp_path}/store", 5.0), {"HF_HOME": str(tmp_path / "home")}
-    hubs.upload(store, runs.snapshot(finished_run, 20))
-    command = words(small, store.url, *LORA, f"run.dir={tmp_path / 'run'}")
-    assert "Download it, and name its folder" in runs.train(*command, **home, code=2).stderr
-
-
-@pytest.mark.thorough
 def test_adapters_are_not_taken_for_a_model(small, trained, tmp_path):
     begun = words(small, trained("own"), f"run.dir={tmp_path / 'run'}")
     result = runs.train(*begun, code=2)
@@ -193,9 +184,3 @@ def test_hostile_adapters_are_refused(trained, tmp_path, case):
     seal(place)
     with pytest.raises(SnapshotError):
         check_snapshot(place)
-
-
-def test_layers_that_a_model_does_not_have_are_named(bases):
-    model = find_model(str(bases["own"])).load()
-    with pytest.raises(LoraError, match=r"'q_proj' is not a linear layer .* c_attn, c_fc, c_proj"):
-        Lora(4, 8, ("q_proj",)).of(model.blocks)

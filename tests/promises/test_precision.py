@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import runs
-from snapshot.disk.folder import atomic_snapshot, snapshot_folders, verify
+from sealed import seal
+from snapshot.disk.folder import snapshot_folders, verify
 
 STEPS = 30
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}
@@ -63,35 +64,17 @@ def trained(start, tmp_path_factory):
     return trained
 
 
-@pytest.fixture(scope="module")
-def overflowed(start, trained, tmp_path_factory):
-    """The end of a run from step 10 that a loss scale has made overflow, and its directory."""
-    root = tmp_path_factory.mktemp("overflowed")
-
-    @cache
-    def overflowed(shape):
-        run_dir = begun_with_a_large_scale(trained(shape, "fp16"), root / shape)
-        result = start(shape, "fp16", run_dir, *OFTEN)
-        assert result.returncode == 0, result.stderr
-        return result, run_dir
-
-    return overflowed
-
-
 def state_of(run_dir: Path, step: int) -> dict:
     return json.loads((runs.snapshot(run_dir, step) / "state.json").read_text())
 
 
 def begun_with_a_large_scale(source: Path, run_dir: Path) -> Path:
     """Another run directory with the snapshot of step 10, whole, but for its loss scale."""
-    state = state_of(source, 10)
+    folder = runs.snapshot(copied(source, 10, run_dir), 10)
+    state = state_of(run_dir, 10)
     state["loss_scaler"]["scale"] = TOO_LARGE
-    with atomic_snapshot(run_dir / "snapshots", "step-00000010") as folder:
-        for path in runs.snapshot(source, 10).iterdir():
-            if path.name != "manifest.json":
-                shutil.copy(path, folder)
-        (folder / "state.json").write_text(json.dumps(state))
-    shutil.copy(source / "metrics.jsonl", run_dir)
+    (folder / "state.json").write_text(json.dumps(state))
+    seal(folder)
     return run_dir
 
 
@@ -151,15 +134,35 @@ def test_a_resumed_fsdp_run_ends_with_the_same_bits(trained, start, tmp_path, pr
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "again"),
     [
-        "one",
-        pytest.param("DDP-2", marks=pytest.mark.slow),
-        pytest.param("FSDP-2", marks=pytest.mark.slow),
+        ("one", 25),
+        pytest.param("FSDP-2", 15, marks=pytest.mark.slow),
+        pytest.param("DDP-2", 20, marks=pytest.mark.slow),
     ],
 )
-def test_an_overflow_skips_the_update_and_is_counted(overflowed, shape):
-    result, run_dir = overflowed(shape)
+def test_an_overflow_skips_the_update_and_a_resumed_run_has_the_same_bits(
+    trained, start, tmp_path, shape, again
+):
+    """Resumed from a snapshot after the overflows, or between them."""
+    run_dir = begun_with_a_large_scale(trained(shape, "fp16"), tmp_path / "through")
+    result = start(shape, "fp16", run_dir, *OFTEN)
+    assert result.returncode == 0, result.stderr
+    assert_overflowed(result, run_dir)
+    resumed = copied(run_dir, again, tmp_path / "run")
+    result = start(shape, "fp16", resumed)
+    assert result.returncode == 0, result.stderr
+    assert f"step-{again:08d}, the newest of this run" in result.stdout
+    runs.assert_same_bits(runs.snapshot(run_dir, STEPS), runs.snapshot(resumed, STEPS))
+    states = [state_of(place, STEPS) for place in (run_dir, resumed)]
+    for entry in ("loss_scaler", "skipped_steps", "best_loss"):
+        assert states[0][entry] == states[1][entry]
+    for one, other in zip(runs.metrics(run_dir), runs.metrics(resumed), strict=True):
+        assert {**one, "tokens_per_second": 0} == {**other, "tokens_per_second": 0}
+
+
+def assert_overflowed(result, run_dir: Path) -> None:
+    """The run has skipped the updates of its first steps, and has counted them."""
     records = runs.metrics(run_dir)
     skipped = [record["step"] for record in records if record.get("skipped")]
     count = len(skipped)
@@ -182,29 +185,6 @@ def test_an_overflow_skips_the_update_and_is_counted(overflowed, shape):
     assert ", 1 skipped, " in next(line for line in lines if line.startswith("step 11/30"))
     assert f", {count} skipped, " in next(line for line in lines if line.startswith("step 30/30"))
     assert f"skipped   {count} of 30 updates, which overflowed fp16" in lines
-
-
-# After the overflows and between them.
-RESUMED = [
-    ("one", 25),
-    pytest.param("FSDP-2", 15, marks=pytest.mark.slow),
-    pytest.param("DDP-2", 20, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("shape", "step"), RESUMED)
-def test_a_run_resumed_after_overflows_has_the_same_bits(overflowed, start, tmp_path, shape, step):
-    _, through = overflowed(shape)
-    run_dir = copied(through, step, tmp_path / "run")
-    result = start(shape, "fp16", run_dir)
-    assert result.returncode == 0, result.stderr
-    assert f"step-{step:08d}, the newest of this run" in result.stdout
-    runs.assert_same_bits(runs.snapshot(through, STEPS), runs.snapshot(run_dir, STEPS))
-    states = [state_of(place, STEPS) for place in (through, run_dir)]
-    for entry in ("loss_scaler", "skipped_steps", "best_loss"):
-        assert states[0][entry] == states[1][entry]
-    for one, other in zip(runs.metrics(through), runs.metrics(run_dir), strict=True):
-        assert {**one, "tokens_per_second": 0} == {**other, "tokens_per_second": 0}
 
 
 @pytest.mark.thorough

@@ -19,31 +19,13 @@ ARROWS = {
     "optim": {"model/sharded"},
     # Sources are read by one package, prepared and streamed.
     "data": {"data/reading"},
-    "data/reading": {
-        "data/chunks",
-        "data/columns",
-        "data/errors",
-        "data/progress",
-    },
+    "data/reading": {"data/chunks", "data/columns", "data/errors", "data/progress"},
     "data/streaming": {"data", "data/reading"},
     "config": {"model", "optim", "data"},
-    "snapshot/disk": {
-        "model",
-        "optim",
-        "data",
-        "snapshot/errors",
-        "snapshot/config_values",
-    },
+    "snapshot/disk": {"model", "optim", "data", "snapshot/errors", "snapshot/config_values"},
     "store": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
     # Its command makes the page, and says what is gone.
-    "snapshot": {
-        "model",
-        "data",
-        "snapshot/disk",
-        "store",
-        "browser/space",
-        "config/removed",
-    },
+    "snapshot": {"model", "data", "snapshot/disk", "store", "browser/space", "config/removed"},
     "browser": {"model", "data", "snapshot", "store"},
     # The errors of other rooms decide the exit code that all processes agree on.
     "training/distributed": {
@@ -56,15 +38,7 @@ ARROWS = {
         "snapshot/errors",
         "store/errors",
     },
-    "training": {
-        "model",
-        "optim",
-        "data",
-        "config",
-        "snapshot",
-        "store",
-        "training/distributed",
-    },
+    "training": {"model", "optim", "data", "config", "snapshot", "store", "training/distributed"},
     "training/reporting": {
         "model",
         "data",
@@ -86,14 +60,7 @@ ARROWS = {
     },
     "planning": {"model", "optim", "config", "snapshot", "training", "data/split"},
     "tracing": {"config", "training", "snapshot/disk/folder"},
-    "proving": {
-        "model",
-        "data",
-        "config",
-        "snapshot",
-        "store",
-        "training",
-    },
+    "proving": {"model", "data", "config", "snapshot", "store", "training"},
     "cloud": {"training/exits"},
 }
 ROOMS = tuple(ARROWS)

@@ -8,7 +8,6 @@ machines.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -102,12 +101,6 @@ def slurm(tmp_path_factory):
 @pytest.fixture
 def rehearsal(slurm, tmp_path) -> Rehearsal:
     return Rehearsal(slurm, tmp_path)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_is_bash_and_slurm_takes_it_as_it_is(script, slurm):
-    subprocess.run(["bash", "-n", script], check=True, cwd=ROOT)
-    assert "to start at" in slurm.call("sbatch", "--test-only", script)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

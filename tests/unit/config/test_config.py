@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -45,14 +46,11 @@ def test_no_key_can_be_set_in_both_files(path):
     assert not names & set(yaml.safe_load(path.read_text()))
 
 
-def test_overrides_win_over_presets_and_experiments():
+def test_overrides_win_over_presets_and_a_run_is_named_after_its_text():
     config = load_config(["train.max_steps=7", "experiment=shakespeare_char", "model=tiny"])
     assert config.train.max_steps == 7
     assert config.model.n_layer == 4
     assert config.data.block_size == 256
-
-
-def test_the_run_is_named_after_its_text():
     assert load_config(["data.source=/some/where/my text.txt.gz"]).run.dir == "out/my-text.txt.gz"
     assert load_config(["data.source=owner/name", "run.name=mine"]).run.dir == "out/mine"
 
@@ -62,14 +60,10 @@ def test_the_run_is_named_after_its_text():
     [
         ("train.max_step=3", "The nearest key is train.max_steps."),
         ("max_steps=3", "The nearest key is train.max_steps."),
-        ("n_layers=3", "The nearest key is model.n_layer."),
-        ("optim.learningrate=3", "The nearest key is optim.learning_rate."),
         ("xyzzy=1", "There is no key 'xyzzy'. All keys: --help."),
         ("--max_steps=100", "The nearest key is train.max_steps."),
-        ("--max-steps", "The nearest key is train.max_steps."),
         ("--resume", "The nearest key is snapshot.resume."),
         ("--model", "Write model=value."),
-        ("--verbose", "There is no key '--verbose'. All keys: --help."),
         ("--num_processes", "options of `accelerate launch`, before train.py"),
         ("precision=bf16", "options of `accelerate launch`, before train.py"),
         ("data=my.txt", "For your own text use data.source=my.txt."),
@@ -77,21 +71,17 @@ def test_the_run_is_named_after_its_text():
         ("model=null", "there is no config/model/null.yaml"),
         ("model@foo=tiny", "There is no key 'model@foo'."),
         ("+train.seed=1", "Write train.seed=value."),
-        ("train.seed", "Write train.seed=value."),
         ("run.name=???", "Write run.name=value."),
         ("text.txt", "A value with spaces needs quotes: 'data.source=my text.txt'."),
         ("", "is not of the form key=value"),
         ("optim.learning_rate=0.1,0.2", "has several values, and a run takes one."),
-        ("model=tiny,baby", "has several values, and a run takes one."),
         ("train.max_steps=1.5", "train.max_steps=1.5 is not a whole number."),
         ("train.micro_batch_size=many", "is not a whole number, or null."),
-        ("model.dropout=high", "model.dropout=high is not a number."),
         ("hub.private=perhaps", "is not true or false."),
         ("optim.betas=0.9", "is not a list of numbers such as [0.9,0.95]."),
         ("optim.betas=[[0.9],0.95]", "must be two numbers"),
         ("optim.freeze=*.wte.*", "is not a list of texts"),
         ("train.seed=" + "9" * 5000, "(5000 characters) is not a whole number."),
-        ("optim.weight_decay=" + "9" * 401, "(401 characters) is not a number."),
         ("model.n_layer=1" + "0" * 30, "must be between 1 and 10000."),
         ("run.name=null", "run.name=null is not a text."),
         ("run.name=${run.nam}", "run.name: Interpolation key 'run.nam' not found."),
@@ -168,9 +158,13 @@ def test_the_help_does_not_wait_for_torch():
     assert said == help_text() + "\n"
 
 
-@pytest.mark.parametrize("text", ["1.10", "007", "1e3", "1_000", "true", "inf", "-5"])
-def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text):
-    assert load_config([f"run.name={text}"]).run.name == text
+AS_TYPED = ["1.10", "007", "1e3", "1_000", "true", "inf", "-5"]
+AS_TYPED += ["a b.txt", "a:b", "*.txt", "a?b", "a%b", "C:\\x", "a@b", "a+b"]
+
+
+@pytest.mark.parametrize("text", AS_TYPED)
+def test_a_text_stays_as_it_was_typed(text):
+    assert load_config([f"data.source={text}"]).data.source == text
 
 
 @pytest.mark.parametrize("text", ["é.txt", "it's", "~/x", "a,b", "[a]", "a(1).txt", "{a}", "k=v"])
@@ -181,9 +175,9 @@ def test_a_text_that_hydra_cannot_parse_is_refused_and_read_in_quotes(text):
     assert load_config([f'data.source="{text}"']).data.source == text
 
 
-def test_a_text_that_hydra_takes_needs_no_quotes():
-    for text in ("a b.txt", "a:b", "*.txt", "a?b", "a%b", "C:\\x", "a@b", "a+b"):
-        assert load_config([f"data.source={text}"]).data.source == text
+def test_the_run_s_folder_is_known_whatever_else_is_wrong():
+    for mistake in ("optim.weight_decay=" + "9" * 401, "optim.betas=[[0.9],1]", "--steps", "é"):
+        assert str(run_dir_of(["run.dir='~/a'", mistake])) == str(Path("~/a").expanduser())
 
 
 def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
@@ -191,12 +185,6 @@ def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
     config = load_config(["run.dir='~/runs/a'", "data.cache_dir='~'"])
     assert (config.run.dir, config.data.cache_dir) == ("/home/me/runs/a", "/home/me")
     assert load_config(["run.dir='./~/a'"]).run.dir == "./~/a"
-    assert str(run_dir_of(["run.dir='~/a'", "train.max_stepz=5"])) == "/home/me/a"
-
-
-def test_the_run_s_folder_is_known_whatever_else_is_wrong():
-    for mistake in ("optim.weight_decay=" + "9" * 401, "optim.betas=[[0.9],1]", "--steps", "é"):
-        assert str(run_dir_of(["run.dir=mine", mistake])) == "mine"
 
 
 @pytest.mark.parametrize(

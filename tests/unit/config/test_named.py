@@ -7,30 +7,22 @@ import pytest
 from snapshot.errors import SnapshotError
 from store.kinds import named_repo
 
+REPOS = {
+    "hf://out/python-dcos": ("out/python-dcos", "main"),  # which is named like a local folder
+    "hf://out/python-docs@v1": ("out/python-docs", "v1"),
+    "me/run": ("me/run", "main"),
+    "me/run@abc/def": ("me/run", "abc/def"),
+    # What exists, and what no repo can be called.
+    **dict.fromkeys(("out/python-docs", "out", "./out/none", "/out/none", "a/b/c", "~/none")),
+    "../none": None,
+}
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_runs(tmp_path, monkeypatch):
+
+def test_names_of_repos_are_told_from_paths(tmp_path, monkeypatch):
     (tmp_path / "out" / "python-docs").mkdir(parents=True)
     (tmp_path / "notes").write_text("not a folder")
     monkeypatch.chdir(tmp_path)
-
-
-def test_a_misspelled_path_is_not_asked_of_the_hub():
+    assert {name: named_repo(name) for name in REPOS} == REPOS
     for name in ("out/python-dcos", "out/python-docs@main", "notes/python-docs"):
         with pytest.raises(SnapshotError, match=f"no {name}, and .* here, so the Hub is not asked"):
             named_repo(name)
-
-
-def test_a_repo_named_like_a_local_folder_can_be_named():
-    assert named_repo("hf://out/python-dcos") == ("out/python-dcos", "main")
-    assert named_repo("hf://out/python-docs@v1") == ("out/python-docs", "v1")
-
-
-def test_what_exists_and_what_no_repo_can_be_called_is_a_path():
-    for name in ("out/python-docs", "out", "./out/none", "/out/none", "a/b/c", "~/none", "../none"):
-        assert named_repo(name) is None
-
-
-def test_other_names_are_repos():
-    assert named_repo("me/run") == ("me/run", "main")
-    assert named_repo("me/run@abc/def") == ("me/run", "abc/def")

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import families
 import runs
@@ -17,7 +16,7 @@ from config.schema import OptimConfig
 from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
-from optim.muon import ITERATIONS, PARTS
+from optim.muon import ITERATIONS
 from snapshot.disk.folder import read_json
 from snapshot.disk.model import model_config
 from training.step import make_optimizer
@@ -86,16 +85,6 @@ def test_updates_are_those_of_torch_s_muon_and_adamw(model):
         assert one.equal(other)
 
 
-def test_matrices_of_blocks_are_muon_s_and_others_adamw_s(model):
-    groups = make_optimizer(model, OPTIM, CPU, "no").param_groups
-    ours = {id(one): group[PARTS] for group in groups if PARTS in group for one in group["params"]}
-    joined = {id(one): 3 if one.shape == (48, 16) else 1 for one in matrices(model)}
-    assert ours == joined
-    everything = [id(one) for group in groups for one in group["params"]]
-    assert sorted(everything) == sorted(id(one) for one in model.parameters())
-    assert {group["weight_decay"] for group in groups if PARTS in group} == {0.3}
-
-
 def test_a_model_of_adapters_alone_is_trained(tmp_path):
     base = families.make("llama tied", tmp_path / "llama")
     config = model_config(read_json(base / "config.json"), "it")
@@ -156,18 +145,6 @@ def test_several_processes_have_the_losses_of_one_and_resume(
     assert result.returncode == 0, result.stderr
     assert "step-00000010" in result.stdout
     assert runs.losses(resumed) == expected
-
-
-def test_a_snapshot_holds_one_moment_of_a_matrix_in_its_layout(single):
-    found = load_file(runs.snapshot(single, 20) / "optimizer.safetensors")
-    matrix, embedding = "transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"
-    assert [name for name in found if name.startswith(matrix)] == [f"{matrix}.momentum_buffer"]
-    assert found[f"{matrix}.momentum_buffer"].shape == (32, 96)  # GPT-2's, transposed
-    assert {name.rpartition(".")[2] for name in found if name.startswith(embedding)} == {
-        "exp_avg",
-        "exp_avg_sq",
-        "step",
-    }
 
 
 @pytest.mark.thorough
