@@ -132,8 +132,8 @@ FAULTS = [
     Fault(
         "a snapshot that lacks one moment",
         "snapshot/disk/tensors.py",
-        "        for key, value in sorted(state[parameter].items()):",
-        "        for key, value in sorted(state[parameter].items())[1:]:",
+        "        for key, value in sorted(state[trained[names[0]]].items()):",
+        "        for key, value in sorted(state[trained[names[0]]].items())[1:]:",
         ("killed in a step", "killed in a snapshot", "snapshot is whole", "the first steps"),
     ),
     Fault(
