@@ -199,7 +199,7 @@ def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
         # What was in the place of somebody's file is a manifest's, and is gone.
         listed = place.repo.files("main").values()
         needed = sum(entry.size for entry in listed if entry.is_lfs)
-        assert place.repo.contents.bytes_of_large() == needed
+        assert place.repo.bytes_of_large() == needed
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@
         [--megabytes-per-second MOST]
 
 Here is the hub as tests hold it. The rest, from the bottom up: loopback_server (connections, faults
-and the log), loopback_store (repos, buckets and contents), and what is answered: loopback_repos,
-loopback_xet, loopback_files and loopback_buckets.
+and the log), loopback_store (repos and buckets), and what is answered: loopback_repos (users, repos
+and refs), loopback_xet and loopback_files.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import hmac
 import math
 import secrets
@@ -26,30 +25,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import loopback_buckets  # noqa: F401 - its routes, and those of loopback_repos and loopback_xet
-import loopback_files  # noqa: F401
+import loopback_files  # noqa: F401 - its routes, and those of loopback_repos and loopback_xet
 from loopback_server import LOOPBACK, ROUTES, Fault, Refusal, Server
-from loopback_store import (
-    BUCKETS,
-    MAIN,
-    Add,
-    AddLarge,
-    Bucket,
-    Delete,
-    Operation,
-    Repo,
-)
+from loopback_store import BUCKETS, MAIN, Bucket, Entry, Repo, sha256_of, small
 from loopback_xet import XetStore
-
-OWNER = "me"
-OTHER = "somebody-else"
 
 
 @dataclass
 class Token:
-    """An access token."""
+    """An access token: its owner, and whether it may `write` or only `read`."""
 
-    name: str
     user: str
     role: str
     is_good: bool = True
@@ -70,22 +55,20 @@ class LoopbackHub(Server):
         new_port: bool = False,
         use_xet: bool = True,
     ) -> None:
+        """`folder` is for what clients cache of this hub's Xet storage."""
         super().__init__(host, new_port)
         self.use_xet = use_xet
         """Whether clients use Xet."""
-        self.page_size = 1000
-        """Lines of a listing in one answer."""
         self.lfs_above = 10 << 20
         """Bytes beyond which a file is a large one; *.safetensors always are."""
         self.xet_token_seconds = 3600.0
         """How long a token for Xet is good."""
-        self.xet = XetStore(folder / "xorbs")
+        self.xet = XetStore()
+        self.uploaded: Counter[str] = Counter()
+        """How often each xorb, or content without Xet, was received completely."""
         self._folder, self._secret = folder, secrets.token_bytes(16)
-        self._lock = threading.RLock()
-        self._created = 0
-        self._repos: dict[str, Repo | Bucket] = {}
+        self._repos: dict[str, Any] = {}
         self._tokens: dict[str, Token] = {}
-        self._uploaded: Counter[str] = Counter()
         self.default_token = self.add_token("hf_loopbackOfMeMayWrite")
 
     def __enter__(self) -> LoopbackHub:
@@ -99,9 +82,8 @@ class LoopbackHub(Server):
         traceback: TracebackType | None,
     ) -> None:
         self.down()
-        self.release()
         if error is None:
-            assert not self._failures, "\n\n".join(self._failures)
+            assert not self.failures, "\n\n".join(self.failures)
 
     # How tests set it up.
 
@@ -120,63 +102,45 @@ class LoopbackHub(Server):
             "NO_PROXY": f"{self._host},localhost",
         }
 
-    def add_token(self, name: str, user: str = OWNER, role: str = "write") -> str:
-        """A token that may write, read, or (fineGrained) what its scopes say, which is to write."""
-        if role not in ("write", "read", "fineGrained"):
-            raise ValueError(f"role={role!r} is none of write, read, fineGrained")
-        with self._lock:
-            self._tokens[name] = Token(name, user, role)
+    def add_token(self, name: str, role: str = "write") -> str:
+        """Another token of the default user, which may write, or only read."""
+        self._tokens[name] = Token("me", role)
         return name
 
     def revoke(self, token: str) -> None:
         """Let a token expire."""
-        with self._lock:
-            self._tokens[token].is_good = False
+        self._tokens[token].is_good = False
 
     def restore(self, token: str) -> None:
         """Let an expired token be good again."""
-        with self._lock:
-            self._tokens[token].is_good = True
+        self._tokens[token].is_good = True
 
     # What tests read and do.
 
     def names(self) -> list[str]:
         """The repos and the buckets that there are."""
-        with self._lock:
-            return list(self._repos)
+        return list(self._repos)
 
-    def repo(self, repo_id: str) -> Repo | Bucket | None:
+    def repo(self, repo_id: str) -> Any:
         """A repo, or a bucket whose id begins so; None where there is none."""
-        with self._lock:
-            return self._repos.get(repo_id)
+        return self._repos.get(repo_id)
 
     def create(self, repo_id: str, private: bool = True) -> Repo:
         """Make a repo. Raises Refusal where there is one."""
-        repo = Repo(repo_id, self._new_folder(repo_id), private)
-        self._repos[repo_id] = repo
-        self.notify()
-        return repo
+        return self._add(Repo(repo_id, private))
 
     def create_bucket(self, bucket_id: str, private: bool = True) -> Bucket:
         """Make a bucket. Raises Refusal where there is one."""
-        bucket_id = BUCKETS + bucket_id
-        bucket = Bucket(bucket_id, self._new_folder(bucket_id), private)
-        self._repos[bucket_id] = bucket
-        self.notify()
-        return bucket
+        return self._add(Bucket(BUCKETS + bucket_id, private))
 
-    def _new_folder(self, repo_id: str) -> Path:
-        with self._lock:
-            if repo_id in self._repos:
-                raise Refusal(409, "You already created this repo")
-            self._created += 1  # so that a deleted repo's contents do not come back
-            return self._folder / f"{repo_id}-{self._created}"
+    def _add(self, repo: Any) -> Any:
+        if self._repos.setdefault(repo.id, repo) is not repo:
+            raise Refusal(409, "You already created this repo")
+        return repo
 
     def delete(self, repo_id: str) -> None:
         """Forget a repo or a bucket."""
-        with self._lock:
-            del self._repos[repo_id]
-        self.notify()
+        del self._repos[repo_id]
 
     def commit_files(
         self,
@@ -185,30 +149,21 @@ class LoopbackHub(Server):
         delete: Iterable[str] = (),
         *,
         branch: str = MAIN,
-        title: str = "Commit by somebody else",
     ) -> str:
         """A commit that no client made; its id. What is deleted is a folder if it ends in /."""
-        repo = self._repos[repo_id]
-        assert isinstance(repo, Repo)
-        operations: list[Operation] = [Delete(path, path.endswith("/")) for path in delete]
-        for path, content in files.items():
-            if self.is_large(path, len(content)):
-                sha256 = hashlib.sha256(content).hexdigest()
-                repo.contents.receive(sha256, [content])
+        changes: dict[str, Entry | None] = dict.fromkeys(delete)
+        with self.lock:
+            repo: Repo = self._repos[repo_id]
+            for path, content in files.items():
+                if not self.is_large(path, len(content)):
+                    changes[path] = small(content)
+                    continue
+                sha256 = sha256_of(content)
+                repo.receive(sha256, content)
                 if self.use_xet:
                     self.xet.keep(sha256, content)
-                operations.append(AddLarge(path, sha256))
-            else:
-                operations.append(Add(path, content))
-        commit = repo.apply(branch, operations, title, author=OTHER)
-        self.notify()
-        return commit.id
-
-    @property
-    def uploaded(self) -> Counter[str]:
-        """How often each large content was received completely, by SHA-256."""
-        with self._lock:
-            return Counter(self._uploaded)
+                changes[path] = repo.uploaded(path, sha256, None)
+            return repo.apply(branch, changes)
 
     # What the answering side needs.
 
@@ -221,8 +176,7 @@ class LoopbackHub(Server):
         """The token of a request. Raises Refusal for one that is unknown or expired."""
         if authorization is None:
             return None
-        with self._lock:
-            token = self._tokens.get(authorization.removeprefix("Bearer "))
+        token = self._tokens.get(authorization.removeprefix("Bearer "))
         if token is None or not token.is_good:
             raise Refusal(401, "Invalid credentials in Authorization header")
         return token
@@ -231,18 +185,17 @@ class LoopbackHub(Server):
         """Whether a file is not to lie in git itself."""
         return path.endswith(".safetensors") or size > self.lfs_above
 
-    def signed(self, method: str, path: str) -> str:
-        """An address of a large content, which needs no token."""
-        return f"{self.contents_endpoint}{path}?signature={self.signature(method, path)}"
+    @property
+    def contents_endpoint(self) -> str:
+        """Its address under another name, where large contents are: another origin, as the Hub's
+        storage is. 10.77.1 is 10.77.0.1, which needs no server of names."""
+        first, second, third, last = self._host.split(".")
+        number = f"{first}.{second}.{256 * int(third) + int(last)}"
+        return f"http://{'localhost' if self._host == LOOPBACK else number}:{self._port}"
 
     def signature(self, method: str, path: str) -> str:
         """What makes an address valid."""
         return hmac.new(self._secret, f"{method} {path}".encode(), "sha256").hexdigest()
-
-    def received(self, sha256: str) -> None:
-        """Count a large content that has come in."""
-        with self._lock:
-            self._uploaded[sha256] += 1
 
 
 def main() -> None:

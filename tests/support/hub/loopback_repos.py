@@ -1,13 +1,12 @@
-"""What the loopback Hub answers about users, repos, their history and their refs."""
+"""What the loopback Hub answers about users, repos and their refs, and who may do what."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlencode
 
 from loopback_server import SPACES, Answer, Call, Refusal, answers, json_answer
-from loopback_store import Commit, Entry, Repo, pointer
+from loopback_store import Commit, Repo
 
 PULL = "pr/"
 """Branches of that name stand for pull requests."""
@@ -21,8 +20,7 @@ def user_of(call: Call) -> Any:
 def readable(call: Call, repo_id: str = "") -> Any:
     """The repo or bucket a request is about. One that may not be seen is answered as none."""
     token = user_of(call)
-    repo_id = repo_id or call.names["repo"]
-    repo = call.hub.repo(repo_id)
+    repo = call.hub.repo(repo_id or call.names["repo"])
     if repo is None or (repo.private and (token is None or token.user != repo.owner)):
         if token is None:
             raise Refusal(401, "Invalid username or password.", "RepoNotFound")
@@ -30,47 +28,44 @@ def readable(call: Call, repo_id: str = "") -> Any:
     return repo
 
 
-def writable(call: Call, repo_id: str = "") -> tuple[Any, str]:
-    """The repo or bucket a request is about, and the user, if the token may write there."""
+def writable(call: Call, repo_id: str = "") -> Any:
+    """The repo or bucket a request is about, if the token may write there."""
     repo = readable(call, repo_id)
-    return repo, writer(call, repo.owner)
+    check_writer(call, repo.owner)
+    return repo
 
 
-def writer(call: Call, owner: str) -> str:
-    """The user, if the token may write where `owner` owns."""
+def check_writer(call: Call, owner: str) -> None:
+    """Raises Refusal where the token may not write what `owner` owns."""
     token = user_of(call)
     if token is None:
         raise Refusal(401, "Invalid username or password.")
     if token.role == "read" or token.user != owner:
         raise Refusal(403, f"You don't have the rights to write under the namespace {owner!r}")
-    return token.user
+
+
+def signed(call: Call, method: str, path: str) -> str:
+    """An address of a large content, which needs no token."""
+    return f"{call.hub.contents_endpoint}{path}?signature={call.hub.signature(method, path)}"
+
+
+def check_signature(call: Call) -> None:
+    """Raises Refusal for an address that is not signed, or that a token goes to: as S3 does."""
+    if "Authorization" in call.headers:
+        raise Refusal(400, "Only one auth mechanism allowed", "InvalidArgument")
+    if call.query.get("signature") != [call.hub.signature(call.method, call.path)]:
+        raise Refusal(403, "The signature does not match", "SignatureDoesNotMatch")
 
 
 def commit_meant(call: Call, repo: Repo) -> Commit:
     """The commit of the request's revision, main without one."""
-    return repo.resolve(call.names.get("revision", "main"), stale="stale-head" in call.changes)
-
-
-def page(call: Call, lines: list[dict[str, Any]]) -> Answer:
-    """The page of a listing that the request asks for, with the address of the next."""
-    start = int(call.query.get("cursor", ["0"])[0])
-    end = start + call.hub.page_size
-    answer = json_answer(lines[start:end])
-    if end < len(lines):
-        query = urlencode({**call.query, "cursor": end}, doseq=True)
-        answer.headers["Link"] = f'<{call.hub.endpoint}{call.path}?{query}>; rel="next"'
-    return answer
-
-
-def lfs_of(call: Call, entry: Entry) -> dict[str, Any]:
-    """What listings say about a large file."""
-    size = len(pointer(entry.sha256, entry.size))
-    return {"oid": entry.sha256, "size": entry.size, "pointerSize": size}
+    revision = call.names.get("revision", "main")
+    return repo.commit(revision.removeprefix("refs/heads/").removeprefix("refs/tags/"))
 
 
 def as_date(date: datetime) -> str:
     """A date as the Hub writes it."""
-    return date.strftime("%Y-%m-%dT%H:%M:%S.") + f"{date.microsecond // 1000:03d}Z"
+    return date.strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 @answers("whoami", "GET", "/api/whoami-v2")
@@ -85,10 +80,9 @@ def _whoami(call: Call) -> Answer:
 
 @answers("create", "POST", "/api/repos/create")
 def _create(call: Call) -> Answer:
-    wanted = call.body.json()
-    token = user_of(call)
+    wanted, token = call.json(), user_of(call)
     owner = wanted.get("organization") or (token.user if token else "")
-    writer(call, owner)
+    check_writer(call, owner)
     is_space = wanted.get("type") == "space"
     if is_space and not wanted.get("sdk"):
         raise Refusal(400, "A Space needs an sdk")
@@ -97,18 +91,15 @@ def _create(call: Call) -> Answer:
     if call.hub.repo(repo_id) is not None:
         error = "You already created this model repo"
         return json_answer({"error": error, **answer}, 409, X_Error_Message=error)
-    private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
-    call.hub.create(repo_id, private=private)
+    call.hub.create(repo_id, wanted.get("visibility") == "private" or bool(wanted.get("private")))
     return json_answer(answer)
 
 
 @answers("delete", "DELETE", "/api/repos/delete")
 def _delete(call: Call) -> Answer:
-    wanted = call.body.json()
-    token = user_of(call)
+    wanted, token = call.json(), user_of(call)
     owner = wanted.get("organization") or (token.user if token else "")
-    repo, _ = writable(call, f"{owner}/{wanted['name']}")
-    call.hub.delete(repo.id)
+    call.hub.delete(writable(call, f"{owner}/{wanted['name']}").id)
     return json_answer({})
 
 
@@ -117,7 +108,6 @@ def _delete(call: Call) -> Answer:
 def _info(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
-    siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(commit.files)]
     return json_answer(
         {
             "id": repo.id,
@@ -125,7 +115,7 @@ def _info(call: Call) -> Answer:
             "private": repo.private,
             "gated": "manual" if repo.gated else False,
             "lastModified": as_date(commit.date),
-            "siblings": siblings,
+            "siblings": [{"rfilename": path} for path in sorted(commit.files)],
         }
     )
 
@@ -133,43 +123,50 @@ def _info(call: Call) -> Answer:
 @answers("refs", "GET", "/api/models/{repo}/refs")
 def _refs(call: Call) -> Answer:
     repo = readable(call)
-    kinds = {"branches": ("heads", repo.branches), "tags": ("tags", repo.tags)}
-    refs: dict[str, list[dict[str, str]]] = {
-        kind: [
-            {"name": name, "ref": f"refs/{place}/{name}", "targetCommit": commit}
-            for name, commit in sorted(found.items())
-        ]
-        for kind, (place, found) in kinds.items()
-    }
-    pulls = [one for one in refs["branches"] if one["name"].startswith(PULL)]
-    refs["branches"] = [one for one in refs["branches"] if one not in pulls]
+    branches = {name: at for name, at in repo.branches.items() if not name.startswith(PULL)}
+    pulls = {name: at for name, at in repo.branches.items() if name.startswith(PULL)}
+    kinds = {"branches": ("refs/heads/", branches), "tags": ("refs/tags/", repo.tags)}
     if "include_prs" in call.query:
-        refs["pullRequests"] = [{**one, "ref": f"refs/{one['name']}"} for one in pulls]
-    return json_answer({**refs, "converts": []})
+        kinds["pullRequests"] = ("refs/", pulls)
+    return json_answer(
+        {
+            "converts": [],
+            **{
+                kind: [
+                    {"name": name, "ref": place + name, "targetCommit": commit}
+                    for name, commit in sorted(found.items())
+                ]
+                for kind, (place, found) in kinds.items()
+            },
+        }
+    )
 
 
 @answers("branch", "POST", "/api/models/{repo}/branch/{branch}")
 def _create_branch(call: Call) -> Answer:
-    repo, _ = writable(call)
-    repo.create_branch(call.names["branch"], call.body.json().get("startingPoint") or "main")
-    return json_answer({})
+    return _ref(call, writable(call).branches, call.names["branch"])
 
 
 @answers("tag", "POST", "/api/models/{repo}/tag/{revision}")
 def _create_tag(call: Call) -> Answer:
-    repo, _ = writable(call)
-    repo.create_tag(call.body.json()["tag"], call.names["revision"])
+    return _ref(call, writable(call).tags, call.json()["tag"])
+
+
+def _ref(call: Call, refs: dict[str, str], name: str) -> Answer:
+    """Make a branch, or a tag, of the request's revision."""
+    if name in refs:
+        raise Refusal(409, f"Reference already exists: {name}")
+    refs[name] = commit_meant(call, readable(call)).id
     return json_answer({})
 
 
 @answers("lfs-delete", "POST", "/api/models/{repo}/lfs-files/batch")
 def _delete_large(call: Call) -> Answer:
-    repo, _ = writable(call)
-    wanted = call.body.json()["deletions"]
+    repo, wanted = writable(call), call.json()["deletions"]
     if wanted["rewriteHistory"]:
         raise Refusal(400, "The loopback Hub rewrites no history")
     for sha256 in wanted["sha"]:
-        repo.contents.forget(sha256)
+        repo.large.pop(sha256, None)
         call.hub.xet.forget(sha256)
     return json_answer({})
 
