@@ -190,7 +190,7 @@ def with_hub(options: argparse.Namespace) -> None:
         limits = ["--latency", *LATENCY, "--megabytes-per-second", BANDWIDTH]
         script = ROOT / "tests" / "support" / "hub" / "loopback_hub.py"
         server = subprocess.Popen(
-            [sys.executable, str(script), f"{place}/hub", *limits],
+            [sys.executable, str(script), *limits],
             stdout=subprocess.PIPE,
             text=True,
         )

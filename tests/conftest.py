@@ -147,7 +147,7 @@ def a_run(finished_run, tmp_path):
 @pytest.fixture
 def hub(tmp_path):
     """A loopback Hub without a repo."""
-    with LoopbackHub(tmp_path / "hub") as hub:
+    with LoopbackHub() as hub:
         yield hub
 
 
@@ -156,7 +156,7 @@ def near_hub(tmp_path, monkeypatch, request):
     """A hub to which the client of this process is led; what fails is soon tried again."""
     hubs.hurry(monkeypatch)
     use_xet = request.param == "Xet"
-    with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=use_xet) as hub:
+    with LoopbackHub(new_port=True, use_xet=use_xet) as hub:
         hubs.lead_here(hub, monkeypatch)
         yield hub
 

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import preload_server
-from preload_server import EXECUTE, OF_THE_HUB, ROOM, can_be_forked, read_in_imports
+from preload_server import EXECUTE, ROOM, can_be_forked, read_in_imports
 
 POSSIBLE = sys.platform == "linux"
+OF_THE_HUB = "HF_"
+"""How the names begin of variables with which a loopback Hub leads its clients."""
 MOST_SERVERS = 3
-"""How many addresses of a Hub are kept imported."""
+"""How many are kept, each with other variables of the Hub."""
 SECONDS = 600
 """For a server's answer; imports on a busy machine are the longest."""
 
@@ -63,7 +65,7 @@ class Process(subprocess.Popen):
         self.forked = True
         self._line, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
-            _ask(server, request, [there.fileno(), *streams])
+            socket.send_fds(server, [json.dumps(request).encode()], [there.fileno(), *streams])
         self.pid = int(_answer(self._line))
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -96,10 +98,8 @@ class Process(subprocess.Popen):
         return True
 
 
-_by_hub: OrderedDict[str, socket.socket] = OrderedDict()
-"""To servers, by the variables of the Hub that they have; the one used last is the last."""
-_first: list[socket.socket] = []
-"""To the server that has imported the first stage only."""
+_servers: OrderedDict[str, socket.socket] = OrderedDict()
+"""To servers, by the variables that they have; the one used last is the last."""
 _starting = threading.Lock()
 
 
@@ -114,20 +114,16 @@ def _server_for(words: list[str], variables: dict[str, str]) -> socket.socket | 
         return None
     key = json.dumps(sorted(early.items()))
     with _starting:
-        if not _first:
-            _first.append(_first_server(usual))
-        if key not in _by_hub:
-            _by_hub[key], there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with there:
-                _ask(_first[0], {"words": [], "environment": early}, [there.fileno()])
-        _by_hub.move_to_end(key)
-        if len(_by_hub) > MOST_SERVERS:
-            _by_hub.popitem(last=False)[1].close()
-        return _by_hub[key]
+        if key not in _servers:
+            _servers[key] = _new_server(early)
+        _servers.move_to_end(key)
+        if len(_servers) > MOST_SERVERS:
+            _servers.popitem(last=False)[1].close()
+        return _servers[key]
 
 
-def _first_server(variables: dict[str, str]) -> socket.socket:
-    """Start the server that has imported the first stage. All end when this process does."""
+def _new_server(variables: dict[str, str]) -> socket.socket:
+    """Start a server. It ends when this process does, or when nobody can ask it any more."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     room = "x" * (1 << 14)
     process = subprocess.Popen(
@@ -142,11 +138,6 @@ def _first_server(variables: dict[str, str]) -> socket.socket:
     atexit.register(process.wait)
     atexit.register(here.close)  # first
     return here
-
-
-def _ask(server: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
-    """Ask for a fork that has these file descriptors."""
-    socket.send_fds(server, [json.dumps(request).encode()], fds)
 
 
 def _answer(line: socket.socket) -> bytes:

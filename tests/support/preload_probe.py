@@ -1,17 +1,15 @@
-"""A program that tells what it was given, or ends in the way that it is told.
+"""A program that tells what it was given, and ends in the way that it is told.
 
-python tests/support/preload_probe.py found|exit|says|fails|dies|lingers [argument]
+python tests/support/preload_probe.py exit|dies NUMBER ...
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +42,9 @@ def strings(path: str) -> list[str]:
     return Path(path).read_bytes().decode().rstrip("\0").split("\0")
 
 
-def linger() -> None:
-    time.sleep(0.2)
-    print("a thread has ended")
-
-
 if __name__ == "__main__":
-    how, argument = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-    print("begun")  # is in a buffer, and must not be lost
-    match how:
-        case "found":
-            print(json.dumps({**found(), "parent": strings(f"/proc/{os.getppid()}/cmdline")}))
-        case "exit":
-            sys.exit(int(argument))
-        case "says":
-            sys.exit(argument)
-        case "fails":
-            raise ValueError(argument)
-        case "dies":
-            os.kill(os.getpid(), int(argument))
-        case "lingers":
-            atexit.register(print, "the end")
-            threading.Thread(target=linger).start()
+    parent = strings(f"/proc/{os.getppid()}/cmdline")
+    print(json.dumps({**found(), "parent": parent}), flush=sys.argv[1] == "dies")
+    if sys.argv[1] == "dies":
+        os.kill(os.getpid(), int(sys.argv[2]))
+    sys.exit(int(sys.argv[2]))

@@ -28,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = "accelerate.commands.launch"
 MODULES = ("snapshot", LAUNCHER)
 """What `python -m` may run in a fork, beside the scripts of this project."""
-HYDRA = (
+IMPORTED = (
+    *("torch._dynamo", "torch.distributed.run", "torch.distributed.fsdp"),
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.algorithms.ddp_comm_hooks",
     *("hydra.core.plugins", "hydra._internal.core_plugins.basic_launcher"),
     *("hydra._internal.core_plugins.basic_sweeper", "hydra._internal.core_plugins.bash_completion"),
     *("hydra._internal.core_plugins.fish_completion", "importlib.resources.readers"),
@@ -36,15 +39,10 @@ HYDRA = (
     *("hydra._internal.core_plugins.file_config_source", "matplotlib.figure"),
     "hydra._internal.core_plugins.importlib_resources_config_source",
     "hydra._internal.core_plugins.structured_config_source",
+    *("pandas", "pyarrow.parquet", "numpy.ctypeslib", LAUNCHER, "datasets", "train", "sample"),
+    *("plan", "snapshot.__main__"),
 )
-TORCH = (
-    *("torch._dynamo", "torch.distributed.run", "torch.distributed.fsdp"),
-    "torch.distributed.elastic.agent.server.local_elastic_agent",
-    "torch.distributed.algorithms.ddp_comm_hooks",
-)
-# In two stages, because huggingface_hub reads the address of the Hub when it is imported.
-FIRST = (*TORCH, *HYDRA, "pandas", "pyarrow.parquet", "numpy.ctypeslib")
-THEN = (LAUNCHER, "datasets", "train", "sample", "plan", "snapshot.__main__")
+"""What a run imports, sooner or later."""
 READ_LATER = (
     *("ACCELERATE_DYNAMO_", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_MIXED_PRECISION"),
     *("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"),
@@ -55,8 +53,6 @@ READ_LATER = (
     *("TORCH_NCCL_", "WORLD_SIZE"),
 )
 """How the names begin of variables that nothing reads while it is imported: a test sees to it."""
-OF_THE_HUB = "HF_"
-"""How the names begin of variables that only the second stage's imports read."""
 ROOM = "PRELOAD_ROOM"
 """A long variable, and a long last argument: in their place a fork shows its own in /proc."""
 EXECUTE = inspect.signature(subprocess.Popen._execute_child)
@@ -82,29 +78,21 @@ def read_in_imports(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:
-    """Fork on request, until nobody can ask any more. Returns in the forks, with the request.
-
-    A request without words is for another server, which has imported the second stage.
-    """
+    """Fork on request, until nobody can ask any more. Returns in the forks, with the request."""
     while True:
         message, fds, _, _ = socket.recv_fds(requests, 1 << 20, 4)
         if not message:
             os._exit(0)
         if os.fork() == 0:
             requests.close()
-            request = json.loads(message)
-            if request["words"]:
-                return watched(request, *fds)
-            requests = socket.socket(fileno=fds.pop())
-            set_environment(request["environment"])
-            preload(THEN)
+            return watched(json.loads(message), *fds)
         for fd in fds:
             os.close(fd)
 
 
-def preload(modules: tuple[str, ...]) -> None:
+def preload() -> None:
     """Import, and keep the garbage collector from writing into pages that the forks share."""
-    for name in modules:
+    for name in IMPORTED:
         importlib.import_module(name)
     sys.modules.pop("snapshot.__main__", None)  # or `python -m snapshot` would warn
     gc.collect()
@@ -257,7 +245,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; they then hang up
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
     sys.path[0] = str(ROOT)
-    preload(FIRST)
+    preload()
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     become(request["words"], request["environment"], request["directory"])
 

@@ -204,7 +204,7 @@ class S3(Server, Place):
             method=call.method,
             query_string=urlencode(call.query, doseq=True),
             headers=headers,
-            data=call.body.read(),
+            data=call.body,
         )
         headers = {name: value for name, value in answer.headers if name != "Content-Length"}
         body = bytes(answer.content_length or 0) if call.method == "HEAD" else answer.data
@@ -249,7 +249,7 @@ def _of_hub(
     monkeypatch: pytest.MonkeyPatch,
     use_xet: bool = True,
 ) -> Iterator[Place]:
-    with LoopbackHub(folder / "hub", new_port=True, use_xet=use_xet) as hub:
+    with LoopbackHub(new_port=True, use_xet=use_xet) as hub:
         hubs.lead_here(hub, monkeypatch)
         yield kind(hub)
 

@@ -90,7 +90,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
         taken.append(f"{key}={value}")
     if any("shakespeare" in override for override in taken):  # its text is behind an address
         taken.append(f"data.source={text_file}")
-    with LoopbackHub(tmp_path / "hub") as hub:
+    with LoopbackHub() as hub:
         if GPT2 in command.line:
             small = real_models.make("gpt2", tmp_path / "gpt2", n_positions=64)
             hubs.publish(hub, GPT2, small)

@@ -120,7 +120,6 @@ FAULTS = {
         "403, the storage is full": [
             ("commit", "status", {"status": 403, "message": "quota exceeded", "after": 1})
         ],
-        "a stale head on reads": [("info", "stale-head", {"after": 2, "times": 3})],
         "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
     },
     "a repo without Xet": {
@@ -133,7 +132,7 @@ FAULTS = {
         "a hang after the contents": [("shard", "hang", {})],
         "a reset of the listing": [("bucket-tree", "reset", {"after": 1})],
         "the answer to a batch lost": [("bucket-batch", "lost-answer", {"times": 2})],
-        "a batch that is not applied": [("bucket-batch", "partial", {"times": 2})],
+        "a batch that is not applied": [("bucket-batch", "status", {"times": 2})],
         "a download that is cut off": [("xorb-get", "truncated", {})],
     },
     "S3": {
@@ -156,7 +155,6 @@ THOROUGH = {  # others of the same storage, or of the same kind, are not
     "a repo": {
         "a commit applied and answered with 500",
         "a hang in the contents",
-        "a stale head on reads",
         "a wait of ten years asked for",
         "429 on the contents",
         "a hang after the contents",

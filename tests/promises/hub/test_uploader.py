@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import random
 import threading
@@ -78,16 +77,16 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, injection: Injection)
 @pytest.mark.parametrize(
     "every", [pytest.param(60, id="some"), pytest.param(1, marks=pytest.mark.slow, id="all")]
 )
-def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run, every):
+def test_an_error_at_any_place_costs_a_retry(monkeypatch, finished_run, every):
     """At each place, or at a random one of each 60, in the order of the calls."""
     monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.05)
     monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.05)
-    chosen, folders = random.Random(8), (tmp_path / f"{number}" for number in itertools.count())
+    chosen = random.Random(8)
 
     def with_error(number: int | None) -> Injection:
         injection = Injection(number, chosen.choice(ERRORS))
-        with LoopbackHub(next(folders), new_port=True, use_xet=False) as hub:
+        with LoopbackHub(new_port=True, use_xet=False) as hub:
             hubs.lead_here(hub, monkeypatch)
             uploaded_through(hub, finished_run, injection)
         return injection

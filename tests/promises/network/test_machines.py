@@ -65,7 +65,7 @@ def finished(process: subprocess.Popen) -> tuple[int, str, str]:
 @pytest.fixture(params=CONFIGS)
 def cluster(request, tmp_path):
     """Two hosts with one process each, under DDP or FSDP."""
-    with hosts(2) as machines, LoopbackHub(tmp_path / "hub", machines[0].outside) as hub:
+    with hosts(2) as machines, LoopbackHub(machines[0].outside) as hub:
         config = across(machines, request.param, tmp_path)
         yield Cluster(machines, hub, config, tmp_path)
 

@@ -2,8 +2,7 @@
 
 `HF_ENDPOINT` and `HF_TOKEN` lead the client here; nothing in it is patched. By hand:
 
-    python tests/support/hub/loopback_hub.py FOLDER [--latency LOW HIGH]
-        [--megabytes-per-second MOST]
+    python tests/support/hub/loopback_hub.py [--latency LOW HIGH] [--megabytes-per-second MOST]
 
 Here is the hub as tests hold it. The rest, from the bottom up: loopback_server (connections, faults
 and the log), loopback_store (repos and buckets), and what is answered: loopback_repos (users, repos
@@ -15,8 +14,11 @@ from __future__ import annotations
 import argparse
 import hmac
 import math
+import os
 import secrets
+import shutil
 import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -48,14 +50,7 @@ class LoopbackHub(Server):
     thread of this process, would speak to the next test's hub.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        host: str = LOOPBACK,
-        new_port: bool = False,
-        use_xet: bool = True,
-    ) -> None:
-        """`folder` is for what clients cache of this hub's Xet storage."""
+    def __init__(self, host: str = LOOPBACK, new_port: bool = False, use_xet: bool = True) -> None:
         super().__init__(host, new_port)
         self.use_xet = use_xet
         """Whether clients use Xet."""
@@ -66,13 +61,14 @@ class LoopbackHub(Server):
         self.xet = XetStore()
         self.uploaded: Counter[str] = Counter()
         """How often each xorb, or content without Xet, was received completely."""
-        self._folder, self._secret = folder, secrets.token_bytes(16)
+        self._secret = secrets.token_bytes(16)
         self._repos: dict[str, Any] = {}
         self._tokens: dict[str, Token] = {}
         self.default_token = self.add_token("hf_loopbackOfMeMayWrite")
 
     def __enter__(self) -> LoopbackHub:
         self.up()
+        shutil.rmtree(self._clients_cache, ignore_errors=True)
         return self
 
     def __exit__(
@@ -82,8 +78,14 @@ class LoopbackHub(Server):
         traceback: TracebackType | None,
     ) -> None:
         self.down()
+        shutil.rmtree(self._clients_cache, ignore_errors=True)
         if error is None:
             assert not self.failures, "\n\n".join(self.failures)
+
+    @property
+    def _clients_cache(self) -> Path:
+        """Of what is in this hub's Xet storage. Its next hub at this address empties it."""
+        return Path(tempfile.gettempdir(), f"loopback-hub-{os.getuid()}-{self._port}")
 
     # How tests set it up.
 
@@ -93,8 +95,7 @@ class LoopbackHub(Server):
             "HF_ENDPOINT": self.endpoint,
             "HF_TOKEN": self.default_token,
             "HF_HUB_DISABLE_XET": "0" if self.use_xet else "1",
-            # Of this hub alone: what another one has need not be here, at the same address.
-            "HF_XET_CACHE": str(self._folder / "client's xet"),
+            "HF_XET_CACHE": str(self._clients_cache),
             "HF_XET_CLIENT_RETRY_BASE_DELAY": "100ms",
             "HF_XET_XORB_COMPRESSION_POLICY": "none",
             "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -201,7 +202,6 @@ class LoopbackHub(Server):
 def main() -> None:
     """Run a hub in the foreground until it is interrupted."""
     parser = argparse.ArgumentParser(description="A loopback Hugging Face Hub.")
-    parser.add_argument("folder", type=Path, help="where the contents go")
     parser.add_argument(
         "--latency", type=float, nargs=2, default=(0, 0), metavar=("LOW", "HIGH"), help="seconds"
     )
@@ -209,7 +209,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # A shell that starts it in the background has it ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with LoopbackHub(arguments.folder) as hub:
+    with LoopbackHub() as hub:
         hub.latency = tuple(arguments.latency)
         hub.bytes_per_second = 1e6 * arguments.megabytes_per_second
         for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_XET_XORB_COMPRESSION_POLICY"):

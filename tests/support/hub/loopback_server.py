@@ -81,6 +81,8 @@ class Refusal(Exception):
 class Request:
     """A line of the log, in the order of the answers."""
 
+    time: float
+    """Of the arrival, by time.time()."""
     endpoint: str
     path: str
     status: int | str
@@ -189,7 +191,9 @@ class Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             answer, ending = None, "client-left"
         # The log has it before the client can know.
-        hub.log(Request(endpoint, self.path, ending or (answer.status if answer else "")))
+        hub.log(
+            Request(self.arrived, endpoint, self.path, ending or (answer.status if answer else ""))
+        )
         # A corrupted answer is whole: a close that no header announced would race the next request.
         self.close_connection |= ending not in ("", "corrupted")
         if ending == "hang":

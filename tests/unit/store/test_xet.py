@@ -25,7 +25,7 @@ TIMEOUT_SECONDS = 1.0
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub with a repo, to which the client of this process is led."""
-    with LoopbackHub(tmp_path / "hub", new_port=True) as hub:
+    with LoopbackHub(new_port=True) as hub:
         hubs.lead_here(hub, monkeypatch)
         hub.create(hubs.REPO)
         yield hub

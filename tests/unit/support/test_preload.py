@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 
 import preload
 import runs
-from preload_server import FIRST, OF_THE_HUB, READ_LATER, THEN
+from preload_server import IMPORTED, READ_LATER
 
 pytestmark = pytest.mark.skipif(not preload.POSSIBLE, reason="processes are forked on Linux only")
 
@@ -30,97 +29,48 @@ class Recorded(type(os.environ)):
         return super().__contains__(name)
 os.environ.__class__ = Recorded
 sys.path.insert(0, sys.argv[1])
-for stage in sys.argv[2:]:
-    for module in stage.split(","):
-        importlib.import_module(module)
-    print(",".join(sorted(read)))
-    read.clear()
-with open("/proc/self/maps") as maps:
-    print(any("omp5" in line or "libomp" in line for line in maps))
+for module in sys.argv[2:]:
+    importlib.import_module(module)
+print(*read)
 """
 
 
-def ended(words: list[str], kind: type[subprocess.Popen] = preload.Process, **changes: str):
-    """A process of either kind, at its end, with what it printed."""
-    pipe, environment = subprocess.PIPE, preload.environment(**changes)
-    with kind(words, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=runs.ROOT) as one:
-        out, errors = one.communicate(timeout=runs.DEADLINE_SECONDS)
-    return one, out, errors
-
-
-def told(out: str) -> list[dict]:
-    """What each probe found, in the order of their ranks."""
+def found_in(words: list[str], kind: type[subprocess.Popen], **changes: str) -> tuple[list, int]:
+    """What each probe found that a process of that kind started, by rank; and its exit code."""
+    environment = preload.environment(**changes)
+    with kind(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=runs.ROOT) as process:
+        out, _ = process.communicate(timeout=runs.DEADLINE_SECONDS)
+    assert getattr(process, "forked", True)
     found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    return sorted(found, key=lambda one: one["environment"].get("RANK", ""))
+    return sorted(found, key=lambda one: one["environment"].get("RANK", "")), process.returncode
 
 
-@pytest.mark.parametrize("options", [(), ("-u",)])
-def test_a_fork_is_given_what_a_new_process_is(options):
-    words = [sys.executable, *options, str(PROBE), "found", "an argument", "", "last"]
-    fork, out, _ = ended(words, RANK="3", HF_TOKEN="hf_x")
-    _, expected, _ = ended(words, subprocess.Popen, RANK="3", HF_TOKEN="hf_x")
-    assert fork.forked
-    (is_given,), (should_be,) = told(out), told(expected)
-    assert is_given["words"] == words
-    assert is_given.pop("parent") != should_be.pop("parent")
-    assert is_given == should_be
-
-
-ENDS = {
-    "exit 75": 75,
-    "says a-sentence": 1,
-    "fails a-reason": 1,
-    "dies 9": -signal.SIGKILL,
-    "lingers": 0,
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("how", "code"), ENDS.items())
-def test_a_fork_ends_as_a_new_process_does(how, code):
-    words = [sys.executable, str(PROBE), *how.split()]
-    fork, out, errors = ended(words)
-    new, should_print, should_say = ended(words, subprocess.Popen)
-    assert fork.forked
-    assert fork.returncode == new.returncode == code
-    assert out == should_print
-    assert errors.splitlines()[-1:] == should_say.splitlines()[-1:]  # below a traceback of its own
+@pytest.mark.parametrize("end", ["exit 75", pytest.param("dies 9", marks=pytest.mark.thorough)])
+def test_a_fork_is_given_what_a_new_process_is_and_ends_as_it_does(end):
+    words = [sys.executable, "-u", str(PROBE), *end.split(), "an argument", "", "last"]
+    is_given, code = found_in(words, preload.Process, RANK="3", HF_TOKEN="hf_x")
+    should_be, expected = found_in(words, subprocess.Popen, RANK="3", HF_TOKEN="hf_x")
+    assert is_given[0]["words"] == words
+    assert is_given[0].pop("parent") != should_be[0].pop("parent")
+    assert (is_given, code) == (should_be, expected)
 
 
 @pytest.mark.slow
 def test_nothing_that_is_imported_has_read_another_value():
     """A variable that an import reads leads to another server, or to a new process."""
-    result = subprocess.run(
-        [sys.executable, "-c", READS, str(runs.ROOT), ",".join(FIRST), ",".join(THEN)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=preload.environment(),
-    )
-    *read, has_other_openmp = result.stdout.splitlines()
-    first, then = (set(line.split(",")) for line in read)
-    assert {"TORCH_LOGS", "CXX"} <= first
-    assert "HF_ENDPOINT" in then
-    assert [name for name in first if name.startswith(OF_THE_HUB)] == []
-    assert [name for name in first | then if name.startswith(READ_LATER)] == []
-    assert has_other_openmp == "False"  # which would read KMP_*
-
-
-@pytest.mark.thorough
-def test_what_an_import_may_have_read_has_a_new_process():
-    process, out, _ = ended([sys.executable, str(PROBE), "found"], OMP_NUM_THREADS="2")
-    assert not process.forked
-    assert told(out)[0]["environment"]["OMP_NUM_THREADS"] == "2"
+    words = [sys.executable, "-c", READS, str(runs.ROOT), *IMPORTED]
+    result = runs.run(words, forked=False, code=0)
+    read = result.stdout.split()
+    assert {"TORCH_LOGS", "CXX", "HF_ENDPOINT"} <= {*read}
+    assert [name for name in read if name.startswith(READ_LATER)] == []
 
 
 @pytest.mark.thorough
 def test_forked_workers_get_what_accelerate_launch_gives():
     """The real launcher, but for its workers, which are forked instead of being started."""
-    words = runs.launch_command("ddp_cpu.yaml", "found", script=PROBE)
-    fork, out, errors = ended(words)
-    _, expected, _ = ended(words, subprocess.Popen)
-    assert fork.forked, errors
-    are_given, should_be = told(out), told(expected)
+    words = runs.launch_command("ddp_cpu.yaml", "exit", "0", script=PROBE)
+    are_given, _ = found_in(words, preload.Process)
+    should_be, _ = found_in(words, subprocess.Popen)
     assert [one["environment"].get("RANK") for one in are_given] == ["0", "1"]
     for one in (*are_given, *should_be):
         for environment in (one["environment"], one["shown environment"]):

@@ -40,7 +40,7 @@ def dataset_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(retries, "LONGEST_DELAY_SECONDS", 0.05)
     monkeypatch.setattr(waiting, "TIMEOUT_SECONDS", 0.3)
-    with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=False) as hub:
+    with LoopbackHub(new_port=True, use_xet=False) as hub:
         hub.lfs_above = 1000
         lead_here(hub, monkeypatch)
         monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)

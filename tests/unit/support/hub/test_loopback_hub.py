@@ -22,7 +22,7 @@ REPO = "me/run"
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    with LoopbackHub(tmp_path / "hub", use_xet=False, new_port=True) as hub:
+    with LoopbackHub(use_xet=False, new_port=True) as hub:
         hubs.lead_here(hub, monkeypatch)
         hub.create(REPO)
         yield hub
@@ -93,8 +93,8 @@ def test_an_expired_token_differs_from_a_hidden_repo(hub):
     assert status_of(refused(lambda: commit("me/none"))) == 404
 
 
-def test_it_runs_in_the_foreground(tmp_path):
-    words = [sys.executable, loopback_hub.__file__, str(tmp_path), "--latency", "0", "0.01"]
+def test_it_runs_in_the_foreground():
+    words = [sys.executable, loopback_hub.__file__, "--latency", "0", "0.01"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         lines = dict(process.stdout.readline().strip().split("=") for _ in range(2))
         request = urllib.request.Request(
