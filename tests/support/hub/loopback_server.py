@@ -64,7 +64,8 @@ class Fault:
         if self.endpoint not in ("*", endpoint):
             return False
         self.seen += 1
-        hit = self.after < self.seen <= self.after + (self.times or math.inf)
+        times = math.inf if self.times is None else self.times
+        hit = self.after < self.seen <= self.after + times
         self.hits += hit
         return hit
 
