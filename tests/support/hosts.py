@@ -150,6 +150,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _ip(f"-n {SWITCH} link add bridge up type bridge")
         here = f"{NAME} address {hardware(TEST)}"
         _ip(f"link add {here} type veth peer name uplink netns {SWITCH}")
+        left.callback(_ip, f"link delete {NAME}")  # with its switch it would go some time later
         _ip(f"-n {SWITCH} link set uplink master bridge up")
         _ip(f"address add {address(TEST)}/24 dev {NAME}")
         _ip(f"link set {NAME} up")
