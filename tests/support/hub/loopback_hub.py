@@ -32,6 +32,9 @@ from loopback_server import LOOPBACK, ROUTES, Fault, Refusal, Server
 from loopback_store import BUCKETS, MAIN, Bucket, Entry, Repo, sha256_of, small
 from loopback_xet import XetStore
 
+TEMPORARY = Path(tempfile.gettempdir())
+"""As this process began: a test may fill another."""
+
 
 @dataclass
 class Token:
@@ -85,7 +88,7 @@ class LoopbackHub(Server):
     @property
     def _clients_cache(self) -> Path:
         """Of what is in this hub's Xet storage. Its next hub at this address empties it."""
-        return Path(tempfile.gettempdir(), f"loopback-hub-{os.getuid()}-{self._port}")
+        return TEMPORARY / f"loopback-hub-{os.getuid()}-{self._port}"
 
     # How tests set it up.
 
