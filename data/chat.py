@@ -1,18 +1,20 @@
 """Conversations as tokens: rendered by the tokenizer's chat template, with their targets marked.
 
 transformers renders the template, in a sandbox, and is imported only for that. A special token that
-a message spells out is encoded in two parts, so that no message can end a turn: a mark stands in it
-while the template is rendered. (`apply_chat_template(sanitize_control_tokens=True)` of transformers
-cannot say which tokens are targets.)
+a message spells out is encoded in two parts, so that no message can end a turn: marks stand around
+it while the template is rendered, which may look for it. (transformers' own
+`apply_chat_template(sanitize_control_tokens=True)` cannot say which tokens are targets.)
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import date
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +31,11 @@ UNMARKED = (
     "so the assistant's text cannot be located. Mark it in the template with {% generation %} and "
     "{% endgeneration %}"
 )
-CUT = "\ufdd0"
-"""It stands where a message is cut. Unicode keeps this code point free of characters."""
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+"""Around a special token that a message spells. Unicode keeps these code points free."""
+MARK = re.compile(f"[{OPEN}{CLOSE}]")
+SPELLED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
+"""A template that takes a message apart may leave a mark alone, which then means nothing."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The template's mark for text that the assistant writes."""
 PROBE, SHOWN = "the reply", 40
@@ -119,28 +124,58 @@ class ChatTemplate:
         """What no message may write, longer tokens first."""
         return re.compile("|".join(map(re.escape, sorted(self._unwritable, key=len, reverse=True))))
 
-    def _cut(self, value: Any) -> Any:
-        """Values of JSON, with a cut behind the first character of what no message may write.
+    @cached_property
+    def _starts(self) -> re.Pattern[str]:
+        """Each place where such a token begins, perhaps within another."""
+        return re.compile(f"(?=({self._pattern.pattern}))")
 
-        Raises ChatError for a token of one character.
+    def _marked(self, value: Any) -> Any:
+        """JSON with marks around what no message may write. Raises ChatError if it has one already.
+
+        So it does for a token of one character, which cannot be cut in two.
         """
-
-        def halves(found: re.Match[str]) -> str:
-            if len(found[0]) == 1:
-                raise ChatError(f"it writes {found[0]!r}, a special token of one character")
-            return found[0][0] + CUT + found[0][1:]
-
-        if isinstance(value, str):
-            return self._pattern.sub(halves, value)
         if isinstance(value, Mapping):
-            return {name: self._cut(one) for name, one in value.items()}
-        return [self._cut(one) for one in value] if isinstance(value, list) else value
+            return {self._marked(name): self._marked(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self._marked(one) for one in value]
+        if not isinstance(value, str):
+            return value
+        if found := MARK.search(value):
+            what = f"it has U+{ord(found[0]):04X}, which stands for no character: leave it out"
+            raise ChatError(what)
+        spans: Spans = []
+        for start in self._starts.finditer(value):
+            if len(start[1]) == 1:
+                raise ChatError(f"it writes {start[1]!r}, a special token of one character")
+            begin, end = start.span(1)
+            if spans and begin < spans[-1][1]:  # in one region with a token that it overlaps
+                begin, before = spans.pop()
+                end = max(end, before)
+            spans.append((begin, end))
+        for begin, end in reversed(spans):
+            value = value[:begin] + OPEN + value[begin:end] + CLOSE + value[end:]
+        return value
+
+    def _without_marks(self, text: str, spans: Spans) -> tuple[str, list[int], Spans]:
+        """A rendered text without marks, the places where it is cut, and its spans there."""
+        marks = [mark.start() for mark in MARK.finditer(text)]
+
+        def place(before: int) -> int:
+            return before - bisect_left(marks, before)
+
+        cuts = [
+            place(spelled.start(1) + start.start()) + 1  # behind the first character of each token
+            for spelled in SPELLED.finditer(text)
+            if self._starts.match(spelled[1])
+            for start in self._starts.finditer(spelled[1])
+        ]
+        return MARK.sub("", text), cuts, [(place(begin), place(end)) for begin, end in spans]
 
     def _safe(self, conversation: Conversation) -> Conversation:
-        """A conversation that writes no special tokens. Raises ChatError for one with a cut."""
-        if CUT in conversation.as_json():
-            raise ChatError(f"it has U+{ord(CUT):04X}, which stands for no character: leave it out")
-        return Conversation(self._cut([*conversation.messages]), self._cut(conversation.extras))
+        """A conversation that writes no special tokens."""
+        return Conversation(
+            self._marked([*conversation.messages]), self._marked(conversation.extras)
+        )
 
     def _render(
         self, conversation: Conversation, reply: bool = False, track: bool = False
@@ -196,7 +231,9 @@ class ChatTemplate:
     def encode_prompt(self, conversation: Conversation) -> NDArray:
         """The tokens (T,) after which the assistant writes its reply. Raises ChatError."""
         text, _ = self._render(self._safe(conversation), reply=True)
-        return np.array(self._encode(text)[0], dtype=self.tokenizer.dtype)
+        plain, cuts, _ = self._without_marks(text, [])
+        ids, _ = self.tokenizer.encode_parts(_divided(plain, 0, len(plain), cuts))
+        return np.array(ids, dtype=self.tokenizer.dtype)
 
     def encode(self, conversation: Conversation, longest: int) -> EncodedChat | None:
         """The tokens of a conversation up to its last reply, at most so many.
@@ -213,7 +250,8 @@ class ChatTemplate:
         for end in reversed(replies):
             part = conversation.up_to(end)
             text, spans = self._render(part, track=has_marks)
-            ids, places = self._encode(text)
+            plain, cuts, _ = self._without_marks(text, [])
+            ids, places = self.tokenizer.encode_parts(_divided(plain, 0, len(plain), cuts))
             if len(ids) <= longest:
                 break
         else:
@@ -222,20 +260,19 @@ class ChatTemplate:
             spans = self._unmarked(part, text)
         elif not spans:
             raise ChatError("the chat template marks no assistant text by {% generation %}")
+        plain, cuts, spans = self._without_marks(text, spans)
         trained = _targets(places, spans)
-        said = "".join(text[begin:end] for begin, end in spans)
-        size = utf8_bytes(self._pattern.sub("", said).replace(CUT, ""))
+        said = (one for begin, end in spans for one, _ in _divided(plain, begin, end, cuts))
+        size = sum(utf8_bytes(self._pattern.sub("", one)) for one in said)
         tokens = np.array(ids, dtype=self.tokenizer.dtype)
         chat = EncodedChat(tokens, trained, size, is_shortened=end < replies[-1])
         return chat if trained.any() else None
 
-    def _encode(self, text: str) -> tuple[list[int], Spans]:
-        """The tokens of a rendered conversation, and the characters from which each one is."""
-        parts, begin = [], 0
-        for part in text.split(CUT):
-            parts.append((part, begin))
-            begin += len(part) + len(CUT)
-        return self.tokenizer.encode_parts(parts)
+
+def _divided(text: str, begin: int, end: int, cuts: list[int]) -> list[tuple[str, int]]:
+    """The parts of a part of a text between the cuts, each with the place where it begins."""
+    places = [begin, *(cut for cut in cuts if begin < cut < end), end]
+    return [(text[first:then], first) for first, then in pairwise(places)]
 
 
 def _targets(places: Spans, spans: Spans) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -61,6 +61,15 @@ class Conversation(NamedTuple):
 
 
 EMPTY = Conversation(())
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text among the values of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(entry)
 
 
 def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Conversation:

@@ -6,6 +6,7 @@ Vocabulary, split and fingerprint depend on the text alone.
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from data.chat import TRAINING_DATE, ChatTemplate
 from data.chunks import CHARACTERS_AT_ONCE, Chunk, batches_of, chunks_of, utf8_bytes
 from data.errors import BrokenText, DataError
-from data.messages import ChatError, Conversation
+from data.messages import ChatError, Conversation, texts_in
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, seal
 from data.progress import Progress
 from data.reading.rows import Source
@@ -69,7 +70,10 @@ def build(
         tokenizer = CharTokenizer(alphabet)
     info = CorpusInfo(name=source.name)
     if chosen != CHARACTERS:
-        info.lost, info.which = lost_in((text for text, _ in source.read()), tokenizer)
+        texts: Iterable[str] = (text for text, _ in source.read())
+        if template is not None:
+            texts = chain.from_iterable(texts_in(json.loads(text)) for text in texts)
+        info.lost, info.which = lost_in(texts, tokenizer)
     progress.doing(f"encoding {source.name}", characters)
     if template is None or longest is None:
         batches = ({"chunks": chunks} for chunks in batches_of(source.read(), cut))
@@ -151,15 +155,16 @@ def _scan(source: Source, progress: Progress) -> tuple[int, NDArray, str]:
     That has every character once, in code-point order.
     """
     seen = np.zeros(CODE_POINTS, dtype=bool)
-    ends, characters = array("q"), 0
+    ends, characters, noted = array("q"), 0, 0
     waiting: list[str] = []  # rows may be short, and each call of numpy takes its time
     for text, ends_document in chain(source.read(), [("", False)]):  # to note the last ones
         waiting.append(text)
         characters += len(text)
         if ends_document:
             ends.append(characters)
-        if not text or characters - progress.done >= CHARACTERS_AT_ONCE:
-            progress.done = characters
+        progress.done = characters
+        if not text or characters - noted >= CHARACTERS_AT_ONCE:
+            noted = characters
             points = code_points("".join(waiting))
             if not seen[points].all():  # writing is slower than reading
                 seen[points] = True

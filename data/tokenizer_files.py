@@ -75,11 +75,12 @@ def own_form(
     are not of this kind.
     """
     described = json.loads(content)
+    added = described.setdefault("added_tokens", [])
     before = json.dumps({name: described.get(name) for name in EDITED})
     described["truncation"] = described["padding"] = None
     if rows is not None:
         _remove_beyond(rows, described)
-    added, vocabulary = described["added_tokens"], described["model"]["vocab"]
+    vocabulary = described["model"]["vocab"]
     if isinstance(vocabulary, list):  # Unigram's has pairs of a piece and its score
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
     known = {token["content"]: token for token in added}

@@ -200,6 +200,9 @@ def _sentence(failure: Failure) -> str:
     cause, status = failure.cause, failure.status
     if isinstance(cause, Refused):
         return str(cause)
+    if isinstance(cause, FileNotFoundError) and cause.errno is not None:  # of this machine
+        remedy = "Check the path; a data set of the Hub is named owner/name."
+        return f"does not exist ({failure}). {remedy}"
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
         return (
             f"does not exist ({failure}). Check its name; a data set of the Hub is named "

@@ -31,18 +31,31 @@ def rows(table: Table, group: Group) -> Iterator[Row]:
     # read, so they are kept here and checked there.
     lines = io.TextIOWrapper(table.open(), "utf-8-sig", errors="surrogateescape", newline="")
     delimiter = "\t" if suffixes(table.file.name)[0] == ".tsv" else ","
-    records = filter(None, csv.reader(lines, delimiter=delimiter, strict=True))
-    header = next(records, [])
+    records = csv.reader(lines, delimiter=delimiter, strict=True)
+    header = next(filter(None, records), [])
     if header and not table.column.among(header):
         raise table.column.missing(table.where, header)
-    for number, fields in enumerate(records, start=1):
-        if len(fields) > len(header):  # its text may be cut
-            yield (
-                number,
-                BadRow(
-                    f"it has {len(fields):,} fields, and the header {len(header):,}",
-                    "Quote a field that has separators in it, or name every column in the header",
-                ),
-            )
-        else:
-            yield number, dict(zip(header, fields, strict=False))
+    number = 0
+    while True:
+        try:
+            fields = next(records)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            number += 1
+            reason = f"its quoting is not valid CSV ({error})"
+            yield number, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""')
+            continue
+        if fields:
+            number += 1
+            yield number, _row(header, fields)
+
+
+def _row(header: list[str], fields: list[str]) -> dict[str, str] | BadRow:
+    """A row, which may have fewer fields than the header, but not more."""
+    if len(fields) <= len(header):
+        return dict(zip(header, fields, strict=False))
+    return BadRow(  # its text may be cut
+        f"it has {len(fields):,} fields, and the header {len(header):,}",
+        "Quote a field that has separators in it, or name every column in the header",
+    )

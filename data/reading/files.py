@@ -9,6 +9,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import fsspec
@@ -72,12 +73,17 @@ def _listed(source: str) -> list[DataFile]:
         paths = [path]
     infos = {name: system.info(name) for name in paths}
     infos = {name: info for name, info in infos.items() if info["type"] == "file"}
-    folders = [name.rpartition("/")[0] for name in infos]
-    shared = os.path.commonpath(folders) if all(folders) and folders else ""
+    # os.path.commonpath would rewrite // and /./, which the names of a store may have.
+    levels = zip(*(name.split("/")[:-1] for name in infos), strict=False)
+    depth = sum(1 for _ in takewhile(lambda level: len({*level}) == 1, levels))
     store = None if isinstance(system, LocalFileSystem) else system
     return [
         DataFile(
-            name, name.removeprefix(shared).lstrip("/"), int(info["size"]), version_of(info), store
+            name,
+            "/".join(name.split("/")[depth:]),
+            int(info["size"]),
+            version_of(info),
+            store,
         )
         for name, info in infos.items()
     ]

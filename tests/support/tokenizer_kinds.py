@@ -8,7 +8,17 @@ from tokenizers.processors import ByteLevel
 import chats
 from data.subwords import SubwordTokenizer
 
-MARKS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]")
+MARKS = (
+    "<s>",
+    "</s>",
+    "<</s>>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "[INST]",
+    "[/INST]",
+)
 
 
 def byte_level(trim_offsets: bool) -> Tokenizer:

@@ -97,7 +97,9 @@ def test_no_message_writes_a_special_token_and_all_of_it_is_there(kind, question
 
         plain = encoded("", "", {"function": {"name": "f", "arguments": {"x": "cd"}}})
         one, marks = encoded(question, answer, call), set(ours.tokenizer.marks.values())
-        assert [i for i in one.ids if i in marks] == [i for i in plain.ids if i in marks], name
+        own = [[i for i in ids if i in marks] for ids in (one.ids, plain.ids)]
+        # A template that splits a reply at </think> writes that token itself.
+        assert own[0] == own[1] or "</think>" in answer, name
         assert f"a{question}e" in ours.tokenizer.decode(one.ids), name
         said = ours.tokenizer.decode(one.ids[one.trained == 1])
         assert f"b{answer}f" in said or "</think>" in answer, name
