@@ -96,7 +96,7 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
 ON_MAIN = {
     "none.txt does not exist": [],
     "tokenizer.json is missing": [pytest.mark.thorough],
-    "metrics.jsonl that ends at byte 11 is not a line of metrics": [pytest.mark.thorough],
+    "metrics.jsonl that ends at byte 29 is not a line of metrics": [pytest.mark.thorough],
 }
 """Sentences about a text, a snapshot, and the metrics that the search for the best one reads."""
 
@@ -113,8 +113,9 @@ def test_what_fails_on_the_main_process_ends_all_at_once(finished_run, small, tm
     else:
         shutil.copytree(finished_run, run_dir)
         lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+        wrong = '{"event": "eval", no metrics\n'
         many = [lines[0]] * (TAIL_BYTES // len(lines[0]))
-        (run_dir / "metrics.jsonl").write_text("".join(["no metrics\n", *many, *lines]))
+        (run_dir / "metrics.jsonl").write_text("".join([wrong, *many, *lines]))
         words.append("snapshot.keep_best=true")
     result = runs.launch("ddp_cpu.yaml", *words, f"run.dir={run_dir}")
     assert result.returncode != 0
