@@ -187,10 +187,8 @@ def _mix(config: Config) -> Mistakes:
         if (reason := why_not_storable(part.source)) is not None:
             yield "data.mix", reason
         if not 0 < part.weight < math.inf or part.weight < least:
-            what = (
-                f"has a weight of {part.weight:g} for {part.source}. Each must be above 0, finite,"
-            )
-            yield "data.mix", f"{what} and at least 1/{WHOLE:,} of their sum"
+            what = f"has a weight of {part.weight:g} for {part.source}. Each must be above 0"
+            yield "data.mix", f"{what}, finite, and at least 1/{WHOLE:,} of their sum"
 
 
 def _adapters_and_frozen(config: Config) -> Mistakes:

@@ -143,6 +143,8 @@ class ChatTemplate:
         if found := MARK.search(value):
             what = f"it has U+{ord(found[0]):04X}, which stands for no character: leave it out"
             raise ChatError(what)
+        if self._pattern.search(value) is None:  # far faster than a search for all places
+            return value
         spans: Spans = []
         for start in self._starts.finditer(value):
             if len(start[1]) == 1:
@@ -156,20 +158,16 @@ class ChatTemplate:
             value = value[:begin] + OPEN + value[begin:end] + CLOSE + value[end:]
         return value
 
-    def _without_marks(self, text: str, spans: Spans) -> tuple[str, list[int], Spans]:
-        """A rendered text without marks, the places where it is cut, and its spans there."""
+    def _without_marks(self, text: str) -> tuple[str, list[int], list[int]]:
+        """A rendered text without marks, where those were in it, and where the text is cut."""
         marks = [mark.start() for mark in MARK.finditer(text)]
-
-        def place(before: int) -> int:
-            return before - bisect_left(marks, before)
-
         cuts = [
-            place(spelled.start(1) + start.start()) + 1  # behind the first character of each token
+            spelled.start(1) + start.start() + 1  # behind the first character of each token
             for spelled in SPELLED.finditer(text)
             if self._starts.match(spelled[1])
             for start in self._starts.finditer(spelled[1])
         ]
-        return MARK.sub("", text), cuts, [(place(begin), place(end)) for begin, end in spans]
+        return MARK.sub("", text), marks, [_moved(cut, marks) for cut in cuts]
 
     def _safe(self, conversation: Conversation) -> Conversation:
         """A conversation that writes no special tokens."""
@@ -231,7 +229,7 @@ class ChatTemplate:
     def encode_prompt(self, conversation: Conversation) -> NDArray:
         """The tokens (T,) after which the assistant writes its reply. Raises ChatError."""
         text, _ = self._render(self._safe(conversation), reply=True)
-        plain, cuts, _ = self._without_marks(text, [])
+        plain, _, cuts = self._without_marks(text)
         ids, _ = self.tokenizer.encode_parts(_divided(plain, 0, len(plain), cuts))
         return np.array(ids, dtype=self.tokenizer.dtype)
 
@@ -250,7 +248,7 @@ class ChatTemplate:
         for end in reversed(replies):
             part = conversation.up_to(end)
             text, spans = self._render(part, track=has_marks)
-            plain, cuts, _ = self._without_marks(text, [])
+            plain, marks, cuts = self._without_marks(text)
             ids, places = self.tokenizer.encode_parts(_divided(plain, 0, len(plain), cuts))
             if len(ids) <= longest:
                 break
@@ -260,13 +258,18 @@ class ChatTemplate:
             spans = self._unmarked(part, text)
         elif not spans:
             raise ChatError("the chat template marks no assistant text by {% generation %}")
-        plain, cuts, spans = self._without_marks(text, spans)
+        spans = [(_moved(begin, marks), _moved(end, marks)) for begin, end in spans]
         trained = _targets(places, spans)
         said = (one for begin, end in spans for one, _ in _divided(plain, begin, end, cuts))
         size = sum(utf8_bytes(self._pattern.sub("", one)) for one in said)
         tokens = np.array(ids, dtype=self.tokenizer.dtype)
         chat = EncodedChat(tokens, trained, size, is_shortened=end < replies[-1])
         return chat if trained.any() else None
+
+
+def _moved(place: int, marks: list[int]) -> int:
+    """A place in a text, in the same text without what stands at the places of the marks."""
+    return place - bisect_left(marks, place)
 
 
 def _divided(text: str, begin: int, end: int, cuts: list[int]) -> list[tuple[str, int]]:
