@@ -1,8 +1,7 @@
 """A text prepared for training: tokenizer, tokens on disk, split, fingerprint.
 
-Prepared once and cached. The cache folder of a corpus holds `tokens.bin` (data/token_file.py), the
-tokenizer's files and their hashes. It is built under a temporary name and renamed, so that it is
-whole or absent.
+Prepared once and cached. The cache folder of a corpus holds `tokens.bin` (data/token_file.py) and
+the tokenizer's files. It is built under a temporary name and renamed, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -18,20 +17,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from common.printable import reason_of
-from common.shared_files import make_once, remove_abandoned
+from common.shared_files import make_once
 from data.columns import CONVERSATIONS, MASKED, PACKED, MessagesColumn, TextColumn
 from data.documents import Documents
-from data.errors import DataError, cache_error
+from data.errors import Damaged, DataError, cache_error
 from data.loader import Text
-from data.prepared import (
-    ALL_HELD_OUT,
-    FORMAT,
-    HASHES,
-    TOKENS,
-    CorpusInfo,
-    Damaged,
-    verify_hashes,
-)
+from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo
 from data.progress import Progress
 from data.reading.rows import Source, open_source
 from data.subwords import SubwordTokenizer, tokenizer_of
@@ -76,16 +67,14 @@ def prepare_corpus(
     cache_dir: Path,
     tokenizer: str | Path = CHARACTERS,
     documents: str = PACKED,
-    verify: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Corpus:
     """Load the corpus that `source` names, and prepare it first if the cache does not hold it.
 
     `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. A `val_fraction` of
     `ALL_HELD_OUT` holds out the whole text; `block_size` then has a meaning for conversations only,
-    which are not longer. `documents` is one of DOCUMENT_MODES. `verify` reads all of the cached
-    corpus, about a second a GB; one process of each machine should do it. `say` receives progress
-    lines, from a thread, for what takes longer than a second.
+    which are not longer. `documents` is one of DOCUMENT_MODES. `say` receives progress lines, from
+    a thread, for what takes longer than a second.
 
     Raises DataError if the text is missing, unreadable, empty or shorter than a block, or if the
     cache cannot be used.
@@ -97,57 +86,50 @@ def prepare_corpus(
         kind = TextColumn if longest is None else MessagesColumn
         opened = open_source(source, kind(text_column), cache_dir, progress)
         chosen = folder_key(tokenizer) if isinstance(tokenizer, Path) else tokenizer
-        parts = FORMAT, HASHES, opened.key, repr(val_fraction), chosen, longest
+        parts = FORMAT, opened.key, repr(val_fraction), chosen, longest
         key = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
         folder = cache_dir / key
         try:
             progress.doing(f"loading the prepared {opened.name}")
-            if verify:
-                remove_abandoned(folder, has_lock=False)
-            if not _is_whole(folder, verify, progress.say):
+            try:
+                corpus = _load(folder, documents)
+            except Damaged as error:
+                if folder.exists():
+                    progress.say(f"warning: {error}. It is prepared again.")
                 progress.doing(f"waiting for another process that prepares {opened.name}")
                 import data.prepare  # imports `datasets`, which most starts do not need
 
                 make_once(
                     folder,
                     partial(data.prepare.build, opened, tokenizer, val_fraction, longest, progress),
-                    lambda: _is_whole(folder, True, lambda line: None),
+                    lambda: _is_whole(folder, documents),
                 )
-            corpus = _load(folder, documents)
+                corpus = _load(folder, documents)
         except OSError as error:
             raise cache_error(cache_dir, error) from error
-        except Damaged as error:
-            raise DataError(
-                f"data.cache_dir={cache_dir}: {folder} does not hold what was just written to it: "
-                f"{error}. Start again, or name another folder."
-            ) from error
     _check_size(corpus, None if val_fraction == ALL_HELD_OUT else block_size, opened)
     # The cache may hold the name of another file with the same text: use the current name.
     return replace(corpus, info=replace(corpus.info, name=opened.name))
 
 
-def _is_whole(folder: Path, verify: bool, say: Callable[[str], None]) -> bool:
-    """Whether a prepared text is there and whole, with a warning if it is damaged."""
-    if not folder.exists():
-        return False
+def _is_whole(folder: Path, documents: str) -> bool:
+    """Whether another process has prepared the text meanwhile."""
     try:
-        if verify:
-            verify_hashes(folder)
-        else:
-            _load(folder, PACKED)
-    except Damaged as error:
-        say(f"warning: the prepared text in {folder} is damaged: {error}. It is prepared again.")
+        _load(folder, documents)
+    except Damaged:
         return False
     return True
 
 
 def _load(folder: Path, documents: str) -> Corpus:
-    """The text in a folder. Raises Damaged and OSError."""
+    """The text in a folder. Raises Damaged if it is not whole or not there, and OSError."""
     try:
         file, tokenizer = TokenFile(folder / TOKENS), tokenizer_of(folder)
         info = CorpusInfo(**file.facts)
     except (FileNotFoundError, NotADirectoryError, TypeError, ValueError) as error:
-        raise Damaged(reason_of(error)) from error
+        raise Damaged(
+            f"the prepared text in {folder} cannot be loaded: {reason_of(error)}"
+        ) from error
     bounds = ((0, info.split), (info.split, len(file)))
     parts: list[Any]
     if documents == CONVERSATIONS:

@@ -32,6 +32,10 @@ class TextLost(DataError):
     """
 
 
+class Damaged(DataError):
+    """A prepared text that is not whole."""
+
+
 def cache_error(cache_dir: Path, error: OSError) -> DataError:
     """The error for a `data.cache_dir` that cannot be read or written."""
     where = f" ({error.filename})" if error.filename else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -23,7 +24,7 @@ from data.chat import TRAINING_DATE, ChatTemplate
 from data.chunks import CHARACTERS_AT_ONCE, Chunk, batches_of, chunks_of, utf8_bytes
 from data.errors import BrokenText, DataError
 from data.messages import ChatError, Conversation, texts_in
-from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo, seal
+from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo
 from data.progress import Progress
 from data.reading.rows import Source
 from data.subwords import tokenizer_of, train_bpe
@@ -84,7 +85,9 @@ def build(
     rows = _fingerprinted(rows, tokenizer, info, progress)
     write_tokens(building / TOKENS, rows, tokenizer.dtype, vars(info))
     tokenizer.save(building)
-    seal(building)
+    for path in building.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
 
 
 def _mapped(

@@ -1,17 +1,11 @@
-"""The folder of a prepared text: what there is to know of it, and whether it is whole."""
+"""What there is to know of a prepared text, and what identifies it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from common.printable import reason_of
 from data.token_file import TokenRows
-from data.tokenizer import TOKENIZER_FILES
 
 FORMAT = 2
 """Part of the fingerprints that snapshots store, and of the names in the cache; of streams, too.
@@ -20,11 +14,8 @@ ALL_HELD_OUT = 1.0
 """The `val_fraction` of a text that is only evaluated: no token is trained on."""
 NEGLIGIBLE = 1e-4
 """The share of lost text that changes no printed digit of bits per byte."""
-TOKENS, HASHES = "tokens.bin", "sha256.json"
-
-
-class Damaged(Exception):
-    """The folder has changed since it was written. The message names the fault."""
+TOKENS = "tokens.bin"
+"""The file of a prepared text, beside those of its tokenizer."""
 
 
 @dataclass
@@ -86,30 +77,3 @@ class CorpusInfo:
         if self.is_lossy or not self.held_out_bytes:
             return None
         return loss / math.log(2) * self.held_out_targets / self.held_out_bytes
-
-
-def seal(folder: Path) -> None:
-    """Write the hashes of the files of a prepared text, and flush all to the disk."""
-    hashes = {name: _hash_of(folder / name) for name in (TOKENS, *TOKENIZER_FILES)}
-    (folder / HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
-    for path in folder.iterdir():
-        with open(path, "rb") as written_file:
-            os.fsync(written_file.fileno())
-
-
-def verify_hashes(folder: Path) -> None:
-    """Raise Damaged if the files are not those that were sealed, OSError if they are unreadable."""
-    try:
-        hashes = json.loads((folder / HASHES).read_bytes())
-        for name in (TOKENS, *TOKENIZER_FILES):
-            if _hash_of(folder / name) != hashes[name]:
-                raise Damaged(f"{name} does not match its hash")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise Damaged(reason_of(error)) from error
-    except (LookupError, RecursionError, TypeError, ValueError) as error:
-        raise Damaged(f"{HASHES}: {reason_of(error)}") from error
-
-
-def _hash_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -85,8 +85,8 @@ def open_text(
 ) -> Corpus:
     """The text of the keys `data.*`: streamed from its `listings`, or prepared on this disk.
 
-    The `first` process of a machine verifies what is cached, says what takes long, and reads ahead
-    for the others. Raises DataError.
+    The `first` process of a machine says what takes long, and reads ahead for the others. Raises
+    DataError.
     """
     say = access.say if first else None
     if not listings:
@@ -98,7 +98,6 @@ def open_text(
             cache_dir=Path(data.cache_dir),
             tokenizer=tokenizer,
             documents=data.documents,
-            verify=first,
             say=say,
         )
     with access.at_start():
