@@ -19,7 +19,6 @@ from typing import Any
 from common.printable import printable, redact_urls
 from config.schema import ConfigError
 from snapshot.disk.folder import write_whole
-from snapshot.errors import SnapshotError
 from store.latest import LARGEST_METRICS_BYTES, utc
 
 Record = dict[str, Any]
@@ -29,8 +28,6 @@ EVENTS = ("start", "machine", "changed", "stop", "end", "warning")
 """The `event` of lines on what happened: time (UTC), attempt, event, step and text."""
 PATH = re.compile(r"[~\w.:-]*[/\\]")
 """How a folder or an address begins in a text."""
-HOLE = b"\0"
-"""After a power loss a file may hold this where its content had not reached the disk."""
 TAIL_BYTES = 65_536
 """How much of the end of a file is read first."""
 LONGEST_TEXT = 400
@@ -38,12 +35,10 @@ LONGEST_LINE = 65_536
 
 
 def scan(path: Path, begin: int = 0, start: bytes = b"") -> Iterator[tuple[int, Record]]:
-    """The whole lines of a file that may be untrusted, each with where it ends.
+    """The whole lines of a file that may be untrusted: where each ends, and its record.
 
-    Only those with this `start` are parsed, which takes most of the time.
-
-    Half a line at the end is left out, and so is what a power loss has damaged. No lines if there
-    is no file. Raises ConfigError that names the place when the file holds something else.
+    A line has an empty record if it is not one of metrics, as after a power loss, or does not have
+    this `start`: parsing takes most of the time. Half a line at the end is left out.
     """
     if not path.exists():
         return
@@ -51,18 +46,8 @@ def scan(path: Path, begin: int = 0, start: bytes = b"") -> Iterator[tuple[int, 
         end = opened.seek(begin)
         while line := opened.readline(LONGEST_LINE):
             end += len(line)
-            if HOLE in line and line.isascii():  # otherwise it may be a file of another kind
-                continue
-            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                return
-            if not line.startswith(start):
-                continue
-            if (record := _record_in(line)) is None:
-                raise ConfigError(
-                    f"the line of {path} that ends at byte {end:,} is not a line of metrics. "
-                    "Remove it, or move the file out of run.dir; the run itself does not need it."
-                )
-            yield end, record
+            if line.endswith(b"\n"):
+                yield end, _record_in(line) if line.startswith(start) else {}
 
 
 def tail_of(path: Path, step: int) -> int:
@@ -72,16 +57,13 @@ def tail_of(path: Path, step: int) -> int:
     """
     size, length = path.stat().st_size if path.exists() else 0, TAIL_BYTES
     while length < size:
-        with open(path, "rb") as opened:
-            opened.seek(size - length)
-            opened.readline()  # most likely the rest of a line
-            begin = opened.tell()
-            for line in opened:
-                if is_figure(record := _record_in(line) or {}):
-                    if record["step"] <= step:
-                        return begin
-                    break
-                begin += len(line)
+        begin = size - length  # most likely within a line
+        for end, record in scan(path, begin):
+            if is_figure(record):
+                if record["step"] <= step:
+                    return begin
+                break
+            begin = end
         length *= 4
     return 0
 
@@ -92,39 +74,39 @@ def is_figure(record: Record) -> bool:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The figures of all steps, in their order. Raises ConfigError as `scan` does."""
+    """The figures of all steps, in their order."""
     return [record for _, record in scan(path) if is_figure(record)]
 
 
 def held_out_losses(path: Path, since: int = 0) -> dict[int, float]:
-    """The held-out losses of a step and those after it, by step. Raises ConfigError."""
+    """The held-out losses of a step and those after it, by step."""
     return {
         record["step"]: float(record["loss"])
         for _, record in scan(path, tail_of(path, since - 1), b'{"event": "eval"')
-        if record["step"] >= since
+        if is_figure(record) and record["step"] >= since
     }
 
 
-def newest_step(path: Path) -> int | None:
-    """The newest step of a metrics file; None if it has none. Raises OSError and ConfigError."""
-    found = (record for _, record in scan(path, tail_of(path, sys.maxsize)))
-    return max((record["step"] for record in found if is_figure(record)), default=None)
+def newest_step(path: Path) -> int:
+    """The newest step of a metrics file; 0 if it has none."""
+    records = (record for _, record in scan(path, tail_of(path, sys.maxsize)))
+    return max((record["step"] for record in records if is_figure(record)), default=0)
 
 
 def end_of(path: Path, step: int) -> int:
     """Where the lines of the steps up to one end, and those of what happened then."""
     end = tail_of(path, step)
-    for place, record in scan(path, end):
+    for line_end, record in scan(path, end):
         if is_figure(record) and record["step"] > step:
             break
-        end = place
+        end = line_end
     return end
 
 
 def metrics_up_to(path: Path, step: int) -> bytes:
     """The lines of the steps up to one, for an upload.
 
-    Raises OSError, and ConfigError if the file is no metrics file or too long to be uploaded.
+    Raises OSError, and ConfigError if the file is too long to be uploaded.
     """
     if (size := end_of(path, step)) > LARGEST_METRICS_BYTES:
         raise ConfigError(f"{path} has {size:,} bytes, over the limit of an upload")
@@ -134,37 +116,29 @@ def metrics_up_to(path: Path, step: int) -> bytes:
 def add_fetched(path: Path, fetched: Path, step: int) -> None:
     """Put fetched lines up to `step` into a metrics file, in the place of its own of these steps.
 
-    Raises SnapshotError if that holds no metrics; the file then stays as it is.
+    Whatever in the fetched file is not a line of metrics is left out.
     """
-    try:
-        records = [record for _, record in scan(fetched)]
-    except ConfigError as error:
-        raise SnapshotError(f"{fetched.name} has a line that is not one of metrics") from error
-    if not all(name.isidentifier() for record in records for name in record):
-        raise SnapshotError(f"{fetched.name} has a line that is not one of metrics")
-    steps = [record["step"] for record in records if is_figure(record)]
-    if steps != sorted(steps):
-        raise SnapshotError(f"{fetched.name} is not one of metrics: its steps do not rise")
-    before = metrics_up_to(path, steps[0] - 1) if steps and steps[0] > 1 else b""
-    kept = takewhile(lambda one: not is_figure(one) or one["step"] <= step, records)
-    write_whole(path, b"".join([before, *(as_line(_shown(record)) for record in kept)]))
+    records = [record for _, record in scan(fetched) if record]
+    first = next((record["step"] for record in records if is_figure(record)), step + 1)
+    before = metrics_up_to(path, first - 1) if first > 1 else b""
+    in_time = takewhile(lambda record: not is_figure(record) or record["step"] <= step, records)
+    write_whole(path, b"".join([before, *map(as_line, in_time)]))
 
 
-def _record_in(line: bytes) -> Record | None:
-    """The record of an untrusted line; None if it is no line of metrics."""
+def _record_in(line: bytes) -> Record:
+    """The record of an untrusted line; empty if it is not a line of metrics."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return None
+        return {}
     if not isinstance(record, dict) or type(record.get("step")) is not int:
-        return None
-    if not all(map(_is_plain, record.values())):
-        return None
+        return {}
     event = record.get("event")
     needed = FIGURES.get(str(event), ("time", "attempt", "text"))
     kinds = (int, float) if "loss" in needed else (str,)
     is_whole = all(type(record.get(name)) in kinds for name in needed)
-    return record if is_whole and event in (*FIGURES, *EVENTS) else None
+    is_flat = all(map(_is_plain, record.values()))
+    return record if is_whole and is_flat and event in (*FIGURES, *EVENTS) else {}
 
 
 def _is_plain(value: Any) -> bool:
@@ -178,14 +152,6 @@ def as_line(record: Record) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
-def _shown(record: Record) -> Record:
-    """A record without what could act on a terminal."""
-    return {
-        name: printable(value, multiline=name == "text") if isinstance(value, str) else value
-        for name, value in record.items()
-    }
-
-
 class MetricsFile:
     """Appends lines. If the disk refuses them, they wait for the next write."""
 
@@ -193,7 +159,7 @@ class MetricsFile:
         """Continue a file after `step`; the run repeats the later lines.
 
         The file is truncated in place, so that after a kill at any moment it has the lines up to
-        `step`. Raises OSError where it is not writable, ConfigError where it is no metrics file.
+        `step`. Raises OSError where it is not writable.
         """
         self.path, self._attempt = path, attempt_id[:8]
         self._lock = Lock()  # the loop and the thread that writes a snapshot both use the file

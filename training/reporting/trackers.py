@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,60 +24,34 @@ END_SECONDS = 30.0
 """How long the end of a run waits for all of its trackers."""
 
 
-class Tracker(GeneralTracker):
-    """A tracker of accelerate's that is off once one of its calls has failed."""
+CALLS = ("start", "store_init_configuration", "log", "finish")
 
-    requires_logging_directory = False
 
-    def __init__(self, name: str, tracker: GeneralTracker, console: Console) -> None:
-        self.name = name
-        super().__init__()
-        self._tracker: GeneralTracker | None = tracker
-        self._console = console
+def guard(tracker: GeneralTracker, console: Console) -> GeneralTracker:
+    """Switch a tracker off, with one warning, once one of its calls has failed."""
 
-    @property
-    def tracker(self) -> Any:
-        """The run of the tracker's own library; None where it is off."""
-        return None if self._tracker is None else self._tracker.tracker
+    def guarded(call: Callable[..., None]) -> Callable[..., None]:
+        def run(*values: Any, **options: Any) -> None:
+            try:
+                call(*values, **options)
+            except (Exception, SystemExit) as error:  # whatever its library raises
+                switch_off(tracker, console, " ".join(str(error).split()) or repr(error))
 
-    def start(self) -> None:
-        """Begin the run there, or continue it."""
-        self._call("start")
-        if url := getattr(self.tracker, "url", None):
-            self._console.say(f"{self.name:<10}{url}")
+        return run
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Send the configuration of the run."""
-        if self.name != "tensorboard":  # accelerate makes a second run of it there
-            self._call("store_init_configuration", values)
+    for name in CALLS:
+        setattr(tracker, name, guarded(getattr(tracker, name)))
+    return tracker
 
-    def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
-        """Send the values of a step."""
-        self._call("log", values, step=step, **options)
 
-    def finish(self, seconds: float = END_SECONDS) -> None:
-        """End the run there, and wait at most so long: its server may not answer."""
-        thread = Thread(target=self._call, args=["finish"], daemon=True)
-        thread.start()
-        thread.join(max(0.0, seconds))
-        if thread.is_alive():
-            self._switch_off("it has not taken all steps in time")
-        self._tracker = None
-
-    def _call(self, name: str, *values: Any, **options: Any) -> None:
-        if self._tracker is None:
-            return
-        try:
-            getattr(self._tracker, name)(*values, **options)
-        except (Exception, SystemExit) as error:  # whatever its library raises
-            self._switch_off(" ".join(str(error).split()) or repr(error))
-
-    def _switch_off(self, why: str) -> None:
-        self._tracker = None
-        self._console.warn(
-            f"run.tracker={self.name} is off until the next start: {why.rstrip('.')}. "
-            f"{METRICS} has every step."
-        )
+def switch_off(tracker: GeneralTracker, console: Console, why: str) -> None:
+    """Have all later calls of a tracker do nothing, and say why."""
+    for name in CALLS:
+        setattr(tracker, name, lambda *values, **options: None)
+    console.warn(
+        f"run.tracker={tracker.name} is off until the next start: {why.rstrip('.')}. "
+        f"{METRICS} has every step."
+    )
 
 
 def open_trackers(
@@ -111,21 +86,31 @@ def open_trackers(
         },
     }
 
-    def tracker_of(name: str) -> Tracker:
-        kind, given = LOGGER_TYPE_TO_CLASS[name], options.get(name, {})
-        if kind.requires_logging_directory:  # it makes a folder for the run below its own
-            return Tracker(name, kind(run.name, folder / name, **given), console)
-        return Tracker(name, kind(run.project, **given), console)
+    trackers = []
+    for name in map(str, accelerator.log_with):
+        kind = LOGGER_TYPE_TO_CLASS[name]
+        # One that has a folder makes one for the run below it.
+        places = (run.name, folder / name) if kind.requires_logging_directory else (run.project,)
+        trackers.append(guard(kind(*places, **options.get(name, {})), console))
+    accelerator.log_with = trackers
+    accelerator.init_trackers(run.project)
+    for tracker in trackers:
+        if tracker.name != "tensorboard":  # accelerate would make a second run of it there
+            tracker.store_init_configuration(as_plain(config))
+        if url := getattr(getattr(tracker, "tracker", None), "url", None):
+            console.say(f"{tracker.name:<10}{url}")
 
-    accelerator.log_with = [tracker_of(str(name)) for name in accelerator.log_with]
-    accelerator.init_trackers(run.project, as_plain(config))
 
-
-def close_trackers(accelerator: Accelerator, seconds: float) -> None:
-    """End the run in the trackers, and wait at most so long for all of them."""
+def close_trackers(accelerator: Accelerator, console: Console, seconds: float) -> None:
+    """End the run in the trackers, and wait at most so long: their servers may not answer."""
     until = time.monotonic() + min(END_SECONDS, seconds)
     for tracker in accelerator.trackers:
-        tracker.finish(until - time.monotonic())
+        thread = Thread(target=tracker.finish, daemon=True)
+        thread.start()
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            switch_off(tracker, console, "it has not taken all steps in time")
+    accelerator.trackers = []  # accelerator.end_training would wait for them once more
 
 
 def values_of(record: Record) -> dict[str, Any]:

@@ -31,8 +31,7 @@ from training.run.run_dir import not_writable
 def begin_records(console: Console, config: Config, start: Start, state: RunState) -> None:
     """Write config.yaml, and continue metrics.jsonl, also with what other machines recorded.
 
-    Only the main process calls this. Raises ConfigError where the disk refuses it, or where it is
-    no metrics file.
+    Only the main process calls this. Raises ConfigError where the disk refuses it.
     """
     run_dir = Path(config.run.dir)
     # A run that begins from another run's snapshot has no lines of its own yet.
@@ -63,7 +62,7 @@ def fetch_missing(config: Config, start: Start, state: RunState) -> str:
     if contents is None or contents.latest is None or contents.latest.run_id != state.run_id:
         return ""
     try:
-        if (newest_step(run_dir / METRICS) or 0) >= state.step:
+        if newest_step(run_dir / METRICS) >= state.step:
             return ""
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
             fetched = with_retries(lambda: fetch_metrics(contents, Path(folder)))

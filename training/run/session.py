@@ -195,9 +195,7 @@ class Session:
             track=accelerator.log,
             blocks_read=blocks_of(corpus, config),
         )
-        is_main = accelerator.is_main_process
-        best = partial(BestSnapshot, config, is_main, state, start)
-        self._best = run_on_all(accelerator, best)  # metrics.jsonl may have a line that is none
+        self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         self._writer = SnapshotWriter(
             accelerator,
             config,
@@ -316,7 +314,8 @@ class Session:
         with self.report.clock.within(UPLOAD):
             finish_uploads(self.console, self.config, self._uploads, self.signals)
         self._writer.prune(self.state.step)  # what an upload needed until now
-        close_trackers(self.accelerator, self.signals.seconds_left() - LAST_WORDS_SECONDS)
+        seconds = self.signals.seconds_left() - LAST_WORDS_SECONDS
+        close_trackers(self.accelerator, self.console, seconds)
         self.console.say("\ntime      " + "\n          ".join(self.report.clock.table()))
         # When the first process leaves, the launcher ends the others. It may still upload.
         hub = self.config.hub
@@ -332,7 +331,8 @@ class Session:
         """
         if self._writer is not None:
             self._writer.end(seconds)
-            close_trackers(self.accelerator, END_SECONDS if seconds is None else 0)
+            seconds = END_SECONDS if seconds is None else 0
+            close_trackers(self.accelerator, self.console, seconds)
 
     def flush_uploads(self, seconds: float) -> None:
         """Wait at most this long, after an error, for the uploads."""

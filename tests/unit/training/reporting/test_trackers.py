@@ -8,8 +8,8 @@ import random
 import subprocess
 import sys
 import threading
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from accelerate import Accelerator
@@ -19,64 +19,38 @@ import runs
 from config.compose import load_config
 from config.stored import as_plain
 from training.reporting.console import Console
-from training.reporting.trackers import Tracker, close_trackers, open_trackers, values_of
+from training.reporting.trackers import close_trackers, guard, open_trackers, values_of
 
 STEPS = 40
 
 
-def tracked(small, run_dir, *names: str) -> list[str]:
-    mine = ["train.max_steps=40", "train.sample_every=10", "train.eval_every=10"]
-    return [*small, *mine, f"run.tracker=[{','.join(names)}]", f"run.dir={run_dir}"]
-
-
-def killed_and_done(words, run_dir, kills, **changes) -> None:
-    """Kill a run with -9 at some steps, and have it go on to its end."""
-    for step in sorted(random.Random(3).sample(range(12, STEPS - 2), kills)):
-        with runs.started(runs.command(*words), **changes) as process:
-            runs.wait_until(partial(wrote, run_dir, step), process)
-    result = runs.train(*words, **changes)
-    assert result.returncode == 0, result.stderr
-    assert "run.tracker=" not in result.stdout
-
-
-def wrote(run_dir: Path, step: int) -> bool:
-    return (run_dir / "metrics.jsonl").exists() and any(
-        one["step"] >= step for one in runs.metrics(run_dir)
-    )
-
-
-def expected(run_dir: Path) -> dict[int, float]:
-    return {one["step"]: one["loss"] for one in runs.metrics(run_dir)}
-
-
-def in_tensorboard(run_dir: Path) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for one in tensorboard_of(run_dir).Scalars("train/loss"):
-        found.setdefault(one.step, []).append(one.value)
-    return found
-
-
-def tensorboard_of(run_dir: Path):
+def events_of(run_dir: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = (run_dir / "trackers" / "tensorboard").iterdir()
     return EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
 
 
-def texts_of(read, name: str) -> dict[int, str]:
-    found = read.Tensors(f"{name}/text_summary")
-    return {one.step: one.tensor_proto.string_val[0].decode() for one in found}
-
-
 @pytest.mark.thorough
 def test_each_step_is_there_once_after_kills_and_resumes(small, tmp_path):
     run_dir = tmp_path / "run"
-    killed_and_done(tracked(small, run_dir, "tensorboard"), run_dir, 2)
-    found = in_tensorboard(run_dir)
-    assert sorted(found) == list(range(1, STEPS + 1))
-    for step, loss in expected(run_dir).items():
-        assert found[step] == [pytest.approx(loss, rel=1e-6)]
-    samples = texts_of(tensorboard_of(run_dir), "sample")
+    words = [*small, f"train.max_steps={STEPS}", "train.sample_every=10", "train.eval_every=10"]
+    words += ["run.tracker=[tensorboard]", f"run.dir={run_dir}"]
+    for step in sorted(random.Random(3).sample(range(12, STEPS - 2), 2)):
+        with runs.started(runs.command(*words)) as process:
+            runs.wait_until(lambda step=step: runs.newest_step(run_dir) >= step, process)
+    result = runs.train(*words)
+    assert result.returncode == 0, result.stderr
+    assert "run.tracker=" not in result.stdout
+    events = events_of(run_dir)
+    losses = [
+        (one.step, pytest.approx(one.value, rel=1e-6)) for one in events.Scalars("train/loss")
+    ]
+    assert losses == [(one["step"], one["loss"]) for one in runs.metrics(run_dir)]
+    samples = {
+        one.step: one.tensor_proto.string_val[0].decode()
+        for one in events.Tensors("sample/text_summary")
+    }
     assert samples == {one["step"]: one["text"] for one in runs.metrics(run_dir, "sample")}
     assert sorted(samples) == [10, 20, 30, 40]
 
@@ -103,8 +77,8 @@ class Fake(GeneralTracker):
         self.acts.get("finish", int)()
 
 
-def started(fake: Fake) -> Tracker:
-    tracker = Tracker("fake", fake, Console(True, 10, 0))
+def started(fake: Fake) -> GeneralTracker:
+    tracker = guard(fake, Console(True, 10, 0))
     tracker.start()
     return tracker
 
@@ -121,8 +95,7 @@ def test_a_tracker_that_fails_is_off_with_one_warning_that_has_the_reason(capsys
     tracker.finish()
     tracker.log({"loss": 1.0}, step=4)
     tracker.finish()
-    said = capsys.readouterr().out
-    assert said == (
+    assert capsys.readouterr().out == (
         "warning: run.tracker=fake is off until the next start: a library's reason. metrics.jsonl "
         "has every step.\n"
     )
@@ -130,11 +103,10 @@ def test_a_tracker_that_fails_is_off_with_one_warning_that_has_the_reason(capsys
 
 def test_a_tracker_that_hangs_at_the_end_is_not_waited_for(capsys):
     released = threading.Event()
-    tracker = started(Fake(finish=released.wait))
-    tracker.log({"loss": 1.0}, step=1)
-    tracker.finish(0.1)
+    accelerator = SimpleNamespace(trackers=[started(Fake(finish=released.wait))])
+    close_trackers(accelerator, Console(True, 10, 0), 0.1)
     assert capsys.readouterr().out.count("it has not taken all steps in time") == 1
-    tracker.finish(60)  # accelerator.end_training
+    assert accelerator.trackers == []  # for accelerator.end_training
     released.set()
 
 
@@ -152,9 +124,9 @@ def test_train_py_may_log_more_and_no_secret_or_folder_leaves(tmp_path):
     fake.store_init_configuration = sent.update
     accelerator.trackers.append(started(fake))
     accelerator.trackers[-1].store_init_configuration(as_plain(config))
-    close_trackers(accelerator, 60)
-    read = tensorboard_of(folder)
-    assert [(one.step, one.value) for one in read.Scalars("mine/figure")] == [(3, 2.0)]
+    close_trackers(accelerator, Console(True, 10, 0), 60)
+    figures = events_of(folder).Scalars("mine/figure")
+    assert [(one.step, one.value) for one in figures] == [(3, 2.0)]
     assert sent["run"]["name"] == "mine"
     assert sent["data"]["source"] == "https://example.com/a.txt?***"
     assert "secret" not in str(sent)
@@ -169,8 +141,9 @@ from training.reporting.console import Console
 from training.reporting.trackers import close_trackers, open_trackers
 config = load_config(["run.tracker=wandb", f"run.dir={sys.argv[1]}"])
 accelerator = Accelerator(cpu=True, log_with="wandb")
-open_trackers(accelerator, Console(True, 10, 0), config, "a" * 32, 0)
-close_trackers(accelerator, 60)
+console = Console(True, 10, 0)
+open_trackers(accelerator, console, config, "a" * 32, 0)
+close_trackers(accelerator, console, 60)
 """
 
 
