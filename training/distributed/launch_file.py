@@ -25,7 +25,6 @@ from training.distributed.launcher import (
 )
 
 CONFIG_FILE = "The accelerate config file"
-FP8_CAPABILITY = (8, 9)
 OF_EACH_PROCESS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OFF = "FALSE F NO N OFF 0"
 ENTRIES = {
@@ -88,7 +87,7 @@ UNSET = {"FSDP_VERSION": "1", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus(), *_gpu_without_fp8()]
+    found = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus()]
     for variable, (right, remedy) in ENTRIES.items():
         if variable.startswith(("FSDP_", "PARALLELISM_")) and not fsdp_requested():
             continue
@@ -96,6 +95,15 @@ def refusals() -> list[str]:
         if value and value.upper() not in right.split():
             name = variable.lower().removeprefix("accelerate_").replace("fp8_", "fp8_config ")
             found.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
+    if (
+        requested_precision() == "fp8"
+        and not on_cpu()  # which emulates it; accelerate would compute in fp16 on such a GPU
+        and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9))
+    ):
+        found.append(
+            f"{CONFIG_FILE} says mixed_precision: fp8, which needs an NVIDIA GPU of compute "
+            "capability 8.9 (Ada, Hopper) or later: set mixed_precision: bf16."
+        )
     if is_on("FSDP_OFFLOAD_PARAMS") and requested_precision() == "fp16" and not on_cpu():
         found.append(
             f"{CONFIG_FILE} says fsdp_offload_params: true. With mixed_precision: fp16, gradients "
@@ -178,20 +186,6 @@ def _too_few_gpus() -> Iterator[str]:
         "takes one process for each: lower num_processes (nproc_per_node of torchrun), or make "
         "more visible (gpu_ids, CUDA_VISIBLE_DEVICES)."
     )
-
-
-def _gpu_without_fp8() -> Iterator[str]:
-    """A sentence where accelerate itself would compute in fp16, after a warning."""
-    if requested_precision() != "fp8" or on_cpu():  # which emulates it
-        return
-    kind = torch.accelerator.current_accelerator()
-    is_cuda = kind is not None and kind.type == "cuda"
-    if not is_cuda or torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        yield (
-            f"{CONFIG_FILE} says mixed_precision: fp8, which needs an NVIDIA GPU of compute "
-            f"capability {'.'.join(map(str, FP8_CAPABILITY))} (Ada, Hopper) or later, and this is "
-            f"{torch.cuda.get_device_name() if is_cuda else kind}: set mixed_precision: bf16."
-        )
 
 
 def _wrong_sizes() -> Iterator[str]:

@@ -1,33 +1,12 @@
-"""How gradients are reduced: what is refused, and what FSDP sends when."""
+"""How gradients are reduced: what FSDP sends when."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
-from accelerate.utils import DistributedType
 
-from config.schema import Config, ConfigError, RunConfig
 from training.distributed import accelerator as accelerators
-from training.distributed.accelerator import check_configuration
-
-
-@pytest.mark.parametrize(("offloads", "sync_each"), [(True, False), (True, True), (False, False)])
-def test_whole_weights_on_the_device_are_refused_where_shards_are_on_the_cpu(offloads, sync_each):
-    offload = SimpleNamespace(pin_memory=True) if offloads else None
-    accelerator = SimpleNamespace(
-        num_processes=1,
-        distributed_type=DistributedType.FSDP,
-        is_fsdp2=True,
-        state=SimpleNamespace(fsdp_plugin=SimpleNamespace(cpu_offload=offload)),
-        parallelism_config=None,
-    )
-    config = Config(run=RunConfig(sync_each_micro_batch=sync_each))
-    if sync_each or not offloads:
-        check_configuration(accelerator, config)
-        return
-    with pytest.raises(ConfigError, match="fsdp_offload_params: true shards on the CPU"):
-        check_configuration(accelerator, config)
 
 
 @pytest.mark.parametrize(
