@@ -29,8 +29,6 @@ from model.generate import generate
 from snapshot.command_line import POSITIVE_INT, USER_ERRORS, bounded, model_parser, usable_device
 from snapshot.named_model import find_model
 
-SMALLEST = 1e-30
-"""Smaller temperatures count as 0, because a division by them overflows float32."""
 UNDECODED = "has bytes that this locale does not decode: set PYTHONUTF8=1"
 
 
@@ -82,11 +80,10 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     tokenizer = named.tokenizer()
     template = ChatTemplate(tokenizer, named.name)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
-    begin = Conversation(system, {})
     model = named.load().to(device)
     context = model.config.block_size
     room_for_reply = min(options.length, (context - 1) // 2)
-    stops = template.stops(begin).union(end_ids(named.folder))
+    stops = template.stops().union(end_ids(named.folder))
     messages: list[Message] = []
     for question in questions():
         if not question:
@@ -94,10 +91,10 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
             continue
         asked = [*messages, {"role": "user", "content": question}]
         try:
-            ids = template.encode_prompt(begin.and_then(asked))
+            ids = template.encode_prompt(Conversation([*system, *asked]))
             while len(asked) > 1 and len(ids) > context - 1 - room_for_reply:
                 del asked[:2]
-                ids = template.encode_prompt(begin.and_then(asked))
+                ids = template.encode_prompt(Conversation([*system, *asked]))
             if len(ids) >= context:
                 raise ChatError(f"it has {len(ids):,} tokens, and the context has {context:,}")
         except ChatError as error:
@@ -140,7 +137,7 @@ def continued(
         model,
         torch.from_numpy(ids.astype("int64"))[None].to(device),
         options.length,
-        temperature=options.temperature if options.temperature >= SMALLEST else 0.0,
+        temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=seed,

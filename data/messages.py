@@ -20,7 +20,6 @@ INSTEAD_OF_CONTENT = (
     *("reasoning_content", "thinking", "reasoning"),  # names of one field
 )
 """A message with one of these needs no content."""
-NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatError(DataError):
@@ -31,7 +30,7 @@ class Conversation(NamedTuple):
     """The input of a chat template."""
 
     messages: Sequence[Message]
-    extras: Mapping[str, Any] = NO_EXTRAS
+    extras: Mapping[str, Any] = MappingProxyType({})
     """`tools` and `documents`, as a chat template gets them."""
 
     @classmethod
@@ -45,10 +44,6 @@ class Conversation(NamedTuple):
         content = {"messages": self.messages, **self.extras} if self.extras else self.messages
         return json.dumps(content, ensure_ascii=False, default=str)
 
-    def and_then(self, messages: Sequence[Message]) -> Conversation:
-        """This conversation, followed by more messages."""
-        return self._replace(messages=[*self.messages, *messages])
-
     def up_to(self, count: int) -> Conversation:
         """This conversation's first messages."""
         return self._replace(messages=self.messages[:count])
@@ -58,9 +53,6 @@ class Conversation(NamedTuple):
         """How many messages there are up to each reply, itself included."""
         roles = enumerate((message["role"] for message in self.messages), start=1)
         return [number for number, role in roles if role == ASSISTANT]
-
-
-EMPTY = Conversation(())
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -39,10 +39,10 @@ from data.tokenizer_files import (
     CONFIG,
     chat_templates,
     end_ids,
-    named_tokens,
     own_form,
     read,
     read_json,
+    special_tokens,
     tokenizer_settings,
 )
 
@@ -94,13 +94,13 @@ class SubwordTokenizer(Tokenizer):
         self._added = sorted(self._rust.get_added_tokens_decoder().items())
         self.vocab_size = max(self._rust.get_vocab().values(), default=-1) + 1
         self.dtype = smallest_unsigned(self.vocab_size)
-        self.end_of_text: int | None = self._rust.token_to_id(self._settings["eos_token"])
-        self.special_tokens = named_tokens(self._settings)
+        self.special_tokens, _ = special_tokens(self._settings)
         """The texts of the special tokens by name, as a chat template uses them."""
         self.chat_templates = chat_templates(self._settings)
         """The chat templates by name; a single one is named default."""
         self.added_tokens = {token.content: number for number, token in self._added}
         """The tokens that are read as a whole, by text."""
+        self.end_of_text: int = self.added_tokens[self._settings["eos_token"]]
         self.marks = {token.content: number for number, token in self._added if token.special}
         """Those of them that are special."""
 
@@ -125,7 +125,6 @@ class SubwordTokenizer(Tokenizer):
 
     def encode_chunks(self, chunks: Sequence[Chunk]) -> TokenRows:
         """The texts are shared between all cores."""
-        assert self.end_of_text is not None
         ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
         ends: list[int] = []
         encodings = self._encodings(self._rust, [chunk.text for chunk in chunks])
@@ -136,28 +135,26 @@ class SubwordTokenizer(Tokenizer):
                 ends.append(len(ids))
         return TokenRows(np.frombuffer(ids, self.dtype), np.array(ends, dtype=np.int64))
 
-    def encode_parts(
-        self, parts: Iterable[tuple[str, int]]
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of consecutive parts of a text, and the characters from which each one is.
+    def encode_divided(self, text: str, cut: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of the parts between cuts, and the characters from which each one is.
 
-        A part is a text, in which special tokens are read as such, and the index of its first
-        character. Raises DataError if one has no encoding.
+        A special token in a part is read as such. Raises DataError if a part has no encoding.
         """
         (newline,) = self._encodings(self._with_marks, ["\n"])
         ids: list[int] = []
         places: list[tuple[int, int]] = []
-        for text, begin in parts:
+        begin = 0
+        for part in text.split(cut):
             # After a newline, because SentencePiece puts a space before whatever it is given.
-            before = "\n" if begin else ""
-            (encoding,) = self._encodings(self._with_marks, [before + text])
-            skipped = len(newline.ids) if before else 0
+            before, skipped = ("\n", len(newline.ids)) if begin else ("", 0)
+            (encoding,) = self._encodings(self._with_marks, [before + part])
             if encoding.ids[:skipped] != newline.ids[:skipped]:
                 before, skipped = "", 0
-                (encoding,) = self._encodings(self._with_marks, [text])
-            begin -= len(before)
+                (encoding,) = self._encodings(self._with_marks, [part])
+            shift = begin - len(before)
             ids += encoding.ids[skipped:]
-            places += [(begin + first, begin + end) for first, end in encoding.offsets[skipped:]]
+            places += [(shift + first, shift + end) for first, end in encoding.offsets[skipped:]]
+            begin += len(part) + len(cut)
         return ids, places
 
     @cached_property

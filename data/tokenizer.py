@@ -243,12 +243,11 @@ class CharTokenizer(Tokenizer):
         path = folder / TOKENIZER_FILES[0]
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            vocabulary: dict[str, int] = {**content["model"]["vocab"]}
+            vocabulary = dict(sorted(content["model"]["vocab"].items()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
-        characters = sorted(vocabulary)
-        numbers = repr([vocabulary[character] for character in characters])
-        are_single = set(map(len, characters)) == {1}
-        if not are_single or numbers != repr([*range(len(characters))]):  # True is 1, and no int
+        characters = "".join(vocabulary)
+        numbered = {character: i for i, character in enumerate(characters)}
+        if not characters or repr(vocabulary) != repr(numbered):  # True is 1, and no int
             raise DataError(f"{path} does not number single characters from 0, in their order")
-        return cls("".join(characters))
+        return cls(characters)

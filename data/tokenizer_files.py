@@ -35,18 +35,17 @@ MORE_TEMPLATES = "additional_chat_templates"
 """The folder of templates with other names, such as tool_use.jinja."""
 
 
-def named_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """The texts of the tokens that a tokenizer_config.json names: its entries ...._token."""
+def special_tokens(settings: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The texts of the special tokens that a tokenizer_config.json names, and those it only lists.
+
+    A name is that of an entry ...._token.
+    """
     extra = settings.get(EXTRA)
     entries = settings | extra if isinstance(extra, dict) else settings
     named = {name: _text(entry) for name, entry in entries.items() if name.endswith(NAME_END)}
-    return {name: text for name, text in named.items() if text}
-
-
-def more_tokens(settings: dict[str, Any]) -> list[str]:
-    """The texts of the tokens that a tokenizer_config.json lists as special, without names."""
-    lists = [settings[name] for name in (MORE, EXTRA) if isinstance(settings.get(name), list)]
-    return list(dict.fromkeys(filter(None, map(_text, chain(*lists)))))
+    lists = [one for one in (settings.get(MORE), extra) if isinstance(one, list)]
+    listed = dict.fromkeys(map(_text, chain(*lists)))
+    return {name: text for name, text in named.items() if text}, [*filter(None, listed)]
 
 
 def _text(token: Any) -> str:
@@ -85,33 +84,33 @@ def own_form(
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
     known = {token["content"]: token for token in added}
     numbers = {**vocabulary, **{text: token["id"] for text, token in known.items()}}
-
-    def flag(text: str, **flags: bool) -> None:
-        if text not in known:
-            known[text] = {"id": numbers[text], "content": text} | dict.fromkeys(FLAGS, False)
-            added.append(known[text])
-        known[text] |= flags | {"special": flags.get("special") or known[text]["special"]}
-
+    flags: dict[str, dict[str, bool]] = {}
     for number, entry in (settings.get(LISTED) or {}).items():
         if rows is None or int(number) < rows:
             # transformers would add it, so a chat template that writes it had other tokens there.
             if numbers.get(entry["content"]) != int(number):
                 raise ValueError(f"{entry['content']!r} is not token {number} there")
-            flag(entry["content"], **{name: entry[name] for name in FLAGS if name in entry})
-    kept: dict[str, Any] = {
-        name: text for name, text in named_tokens(settings).items() if text in numbers
-    }
+            flags[entry["content"]] = {name: entry[name] for name in FLAGS if name in entry}
+    named, listed = special_tokens(settings)
+    kept: dict[str, Any] = {name: text for name, text in named.items() if text in numbers}
     if "eos_token" not in kept:
         texts = [text for end in ends for text, number in numbers.items() if number == end]
         kept |= {"eos_token": texts[0]} if texts else {}
-    more = [text for text in more_tokens(settings) if text in numbers]
+    more = [text for text in listed if text in numbers]
     for text in (*kept.values(), *more):
-        flag(text, special=True)
+        flags.setdefault(text, {})["special"] = True
+    for text, changed in flags.items():
+        if text not in known:
+            known[text] = {"id": numbers[text], "content": text} | dict.fromkeys(FLAGS, False)
+            added.append(known[text])
+        token = known[text]
+        token |= changed | {"special": changed.get("special") or token["special"]}
     kept |= {MORE: more} if more else {}
     templates = chat_templates(settings)
-    named = [{"name": name, "template": text} for name, text in templates.items()]
-    if named:
-        kept[TEMPLATES] = templates["default"] if templates.keys() == {"default"} else named
+    if templates.keys() == {"default"}:
+        kept[TEMPLATES] = templates["default"]
+    elif templates:
+        kept[TEMPLATES] = [{"name": name, "template": text} for name, text in templates.items()]
     if json.dumps({name: described.get(name) for name in EDITED}) != before:
         content = json.dumps(described, ensure_ascii=False).encode() + b"\n"
     return content, kept
@@ -135,12 +134,14 @@ def end_ids(folder: Path) -> list[int]:
     They are all that says so where tokenizer_config.json holds a length and nothing else, as in
     openai-community/gpt2.
     """
-    found: list[int] = []
-    for file in (CONFIG, GENERATION):
-        named = read_json(folder / file).get(END_ID)
-        ids = named if isinstance(named, list) else [named]
-        found += [one for one in ids if type(one) is int and one >= 0 and one not in found]
-    return found
+    ids = (_end_ids(read_json(folder / file)) for file in (CONFIG, GENERATION))
+    return list(dict.fromkeys(chain(*ids)))
+
+
+def _end_ids(entries: dict[str, Any]) -> list[int]:
+    named = entries.get(END_ID)
+    ids = named if isinstance(named, list) else [named]
+    return [one for one in ids if type(one) is int and one >= 0]
 
 
 def generation_settings(folder: Path | None, stops: Collection[int]) -> dict[str, Any]:
@@ -156,9 +157,7 @@ def generation_settings(folder: Path | None, stops: Collection[int]) -> dict[str
     # Texts may name code (custom_generate); numbers and switches do not.
     content = {key: one for key, one in content.items() if not isinstance(one, str | dict)}
     if stops:
-        ends = content.get(END_ID)
-        both = [*(ends if isinstance(ends, list) else [ends]), *sorted(stops)]
-        content[END_ID] = list(dict.fromkeys(end for end in both if type(end) is int))
+        content[END_ID] = list(dict.fromkeys([*_end_ids(content), *sorted(stops)]))
     return content
 
 
@@ -187,10 +186,9 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 def folder_key(folder: Path) -> str:
     """A digest of a tokenizer's folder; it changes whenever its tokenizer may have changed."""
-    digest = hashlib.sha256(repr(end_ids(folder)).encode())
-    first, *others = (folder / name for name in TOKENIZER_FILES)
-    others = [path for path in others if path.exists()]
-    for path in (first, *others, *template_files(folder).values()):
+    digest = hashlib.sha256()
+    paths = [folder / name for name in (*TOKENIZER_FILES, CONFIG, GENERATION)]
+    for path in filter(Path.exists, [*paths, *template_files(folder).values()]):
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name}\0".encode() + hashlib.sha256(read(path)).digest())
     return digest.hexdigest()

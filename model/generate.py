@@ -31,7 +31,7 @@ def next_token_probabilities(
     assert top_k is None or top_k >= 1
     assert top_p is None or 0 < top_p <= 1
     logits = logits.float()
-    if temperature == 0:
+    if temperature < 1e-30:  # a division by it would overflow float32
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.size(-1)).float()
     # Shift the largest to 0: a tiny temperature then makes the others -inf, but not all of them.
     probabilities = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)

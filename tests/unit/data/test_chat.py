@@ -127,9 +127,13 @@ def test_a_question_after_the_last_reply_is_left_out():
 
 
 ODD = {
-    "no messages": ("ChatML", [], "it has no messages"),
+    "no messages": ("ChatML", [], "it has no reply to train on"),
     "no reply": ("ChatML", chats.said("the run"), "it has no reply to train on"),
-    "a code point that is no character": ("ChatML", chats.said("a\ufdd0b", "c"), r"it has U\+FDD0"),
+    "a code point that is no character": (
+        "ChatML",
+        chats.said("a\ufdd0b", "c"),
+        r"it has .\\ufdd0., which is reserved",
+    ),
     "a role that is refused": (
         "without marks",
         [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}],
@@ -245,7 +249,7 @@ def test_what_is_shortened_and_left_out_is_counted(prepare, tmp_path):
 
 
 WRONG = {
-    "empty messages": ([*FEW, []], "row 7 of chat.jsonl: it has no messages"),
+    "empty messages": ([*FEW, []], "row 7 of chat.jsonl: it has no reply to train on"),
     "no content": ([*FEW, [{"role": "user"}]], "row 7 of chat.jsonl cannot be read: it has"),
     "no list": (
         [*FEW, "go"],
