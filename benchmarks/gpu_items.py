@@ -61,7 +61,7 @@ class Settings:
         """The overrides of train.py for the main shape."""
         return tuple(overrides({**self.shape, "batch": batch or self.shape["batch"]}))
 
-    def preset(self, name: str, batch: int, checkpointing: bool | str) -> tuple[str, ...]:
+    def preset(self, name: str, batch: int, checkpointing: bool) -> tuple[str, ...]:
         """The overrides of train.py for a preset; in a rehearsal for the tiny shape."""
         words = (f"model={name}", "model.dropout=0.0", "data.block_size=1024")
         words += (f"train.global_batch_size={batch}",)
@@ -122,9 +122,8 @@ def _sweep(batch: int) -> Item:
     return Item(f"micro-batch {batch}", "micro-batches", 90, work)
 
 
-def _large(name: str, checkpointing: bool | str) -> Item:
+def _large(name: str, checkpointing: bool) -> Item:
     words = "with checkpointing" if checkpointing else "without checkpointing"
-    words = checkpointing if isinstance(checkpointing, str) else words
     work = updates(lambda settings: settings.preset(name, 8, checkpointing))
     return Item(f"{name} {words}", "large models", 60, work)
 
@@ -148,7 +147,6 @@ ITEMS = (
     *map(_sweep, MICRO_BATCHES),
     *(_large(name, kind) for name in ("gpt2_large", "gpt2_xl") for kind in (False, True)),
     Item("snapshots", "snapshots", 240, rows_of("gpu_runs", "snapshot_rows")),
-    _large("gpt2_large", "selective"),
     _other("documents by a mask", "gpt2", documents=True),
     _other("fp16", "gpt2", precision="fp16"),
     _other("float32", "gpt2", precision="no"),

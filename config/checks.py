@@ -30,7 +30,6 @@ from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_
 from model.families import ARCHITECTURES
 from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
-from model.recompute import WAYS as RECOMPUTE
 from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES
 
@@ -38,11 +37,10 @@ Mistakes = Iterator[tuple[str, str]]
 """Keys, each with the rest of the sentence."""
 
 
-CHOICES: dict[str, Collection[bool | str]] = {
+CHOICES: dict[str, Collection[str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),
     "model.frozen_dtype": KINDS,
-    "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
 }

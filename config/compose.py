@@ -41,7 +41,6 @@ TYPES = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
-    "bool | str": "true, false or a text that --help names",
     "str": "a text",
     "list[float]": "a list of numbers such as [0.9,0.95]",
     "list[str]": 'a list of texts such as ["*.wte.*"]',

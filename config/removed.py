@@ -17,6 +17,7 @@ REMOVED: dict[str, str] = {
     "hub.squash_every": "leave it out, because the contents of pruned snapshots are deleted",
     "hub.standby": "start the same command again by a scheduler; the newest start owns the run",
     "model.activation_checkpointing=offload": "use true; FSDP shards what is left",
+    "model.activation_checkpointing=selective": "use true",
     "model.family": "name a model in model.architecture, or a preset such as model=llama_tiny",
     "model.n_kv_head": "name a config.json that has num_key_value_heads in model.architecture",
     "optim.state_dtype": "leave it out: it is float32. optim.name=muon needs half the memory",

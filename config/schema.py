@@ -97,8 +97,8 @@ class ModelConfig:
     """Dropout probability, wherever the model has dropout; use 0 for short runs."""
     activation_function: str = "gelu_new"
     """GPT-2: gelu_new (its own) or gelu (exact, and much faster on a CPU)."""
-    activation_checkpointing: bool | str = False
-    """Recompute blocks: true; selective: all but products."""
+    activation_checkpointing: bool = False
+    """Recompute blocks in the backward pass: less memory, about a third more work."""
     lora_rank: int | None = number(None, 1, 65_536)
     """Freeze model.pretrained and train LoRA adapters of this rank; null: train the model."""
     lora_alpha: int | None = number(None, 1, 65_536)

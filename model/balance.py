@@ -21,8 +21,6 @@ from torch import Tensor
 from model.head import IGNORED, Head, target_count
 from model.layout import ModelError
 
-NAME = "load_balancing_loss"
-"""What metrics.jsonl calls it."""
 ENTRY = "output_router_logits"
 """The entry of config.json that adds it to the training loss."""
 ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]

@@ -20,7 +20,6 @@ from torch.func import functional_call
 
 from model.attention import Rows, attend
 from model.balance import ENTRY as BALANCED
-from model.balance import NAME as BALANCE
 from model.balance import adds_balance, balancing_loss, refuse_unknown_loss
 from model.family import LanguageModel, ModelConfig
 from model.head import Head, mean_loss
@@ -28,7 +27,6 @@ from model.layout import Layout, ModelError
 from model.lora import INSTALL, hidden
 from model.older_config import with_older_entries
 from model.products import compute_dtype
-from model.recompute import recompute_of
 from model.tensor import REPLICATED, WAYS, Plan
 
 NESTED = {"text_config", "vision_config"}
@@ -238,9 +236,8 @@ class CausalLM(LanguageModel):
             attention = IN_ROWS
         try:
             self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
-            if recompute := recompute_of(config.activation_checkpointing, config.dropout):
+            if config.activation_checkpointing:
                 self.lm.activation_checkpointing_enable({"use_reentrant": False})
-                self.lm._set_gradient_checkpointing(gradient_checkpointing_func=recompute)
         except (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # each architecture raises its own types
@@ -368,7 +365,6 @@ class CausalLM(LanguageModel):
         loss: Tensor = output(found.last_hidden_state, targets)  # without all logits in memory
         if is_balanced:
             uneven = balancing_loss(self.lm, found.router_logits, targets)
-            self.add_loss_part(BALANCE, uneven, targets)
             loss = loss + self.lm.router_aux_loss_coef * uneven
         return loss
 

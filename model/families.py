@@ -26,7 +26,7 @@ The vocabulary, the context and the end of a text are null there: they are those
 
 
 def model_config(
-    content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool | str = False
+    content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
 ) -> ModelConfig:
     """The sizes of the model in a config.json, which is untrusted input.
 

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
-import torch
 from torch import Tensor, nn
 
 from model.attention import Rows, rows_of
 from model.context import Context
 from model.frozen import full_parameters
-from model.head import IGNORED, Head
+from model.head import Head
 from model.layout import Layout
 from model.lora import Lora
 from model.tensor import Plan, share_matrices
@@ -38,8 +37,8 @@ class ModelConfig(ABC):
     n_embd: int
     dropout: float = 0.0
     """A probability."""
-    activation_checkpointing: bool | str = False
-    """One of `model.recompute.WAYS`."""
+    activation_checkpointing: bool = False
+    """Whether a backward pass computes blocks again, from their inputs."""
     lora: Lora | None = None
     n_kv_head: int | None = None
     """The heads of keys and values, where they may be fewer than those of queries."""
@@ -104,12 +103,6 @@ class LanguageModel(nn.Module, ABC):
     context: Context | None = None
     """The processes that share each sequence, if several do."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        # accelerate copies a model that it compiles by block: the copies share this object.
-        self.loss_parts: dict[str, Tensor] = {}
-        """What `add_loss_part` has added up since somebody emptied it: sum and count, (2,)."""
-
     @property
     def tensor_plan(self) -> Plan:
         """How processes share its matrices (`model.tensor`); empty if they cannot."""
@@ -151,7 +144,7 @@ class LanguageModel(nn.Module, ABC):
         Targets of `model.head.IGNORED` do not count. With `positions` (B, T), a document begins
         wherever they do not count on, and attends to itself alone; only a model that `can_pack`
         gets them. With a cache of `new_cache`, `ids` are the positions after the cached ones.
-        In training the loss may have more parts than that of the targets (`add_loss_part`).
+        In training the loss may have more parts than that of the targets.
         """
 
     def initialise(self, module: nn.Module) -> None:
@@ -188,15 +181,6 @@ class LanguageModel(nn.Module, ABC):
         share_matrices(self, self.tensor_plan, self.joined, mesh)
         if isinstance(output := self.get_output_embeddings(), Head):
             output.mesh = mesh
-
-    def add_loss_part(self, name: str, mean: Tensor, targets: Tensor) -> None:
-        """Report a part of the training loss under a name: its mean over these targets (B, T).
-
-        The metric is the mean over all targets of a step, on all processes.
-        """
-        count = (targets != IGNORED).sum()
-        part = torch.stack((mean.detach() * count, count))
-        self.loss_parts[name] = part + self.loss_parts.get(name, 0.0)
 
     def matrices(self) -> dict[nn.Parameter, int]:
         """The weights of the linear layers in the blocks, and how many matrices each one joins.

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.attention import Rows, attend
 from model.family import LanguageModel, ModelConfig
 from model.head import Head
 from model.layout import Layout, ModelError, Shape
-from model.recompute import recompute_of
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
@@ -143,13 +143,14 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
-        self.recompute = recompute_of(config.activation_checkpointing, config.dropout)
+        self.recompute = config.activation_checkpointing
 
     def forward(
         self, x: Tensor, rows: Rows | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        if self.recompute is not None and self.training and cache is None:
-            return self.recompute(self._compute, x, rows)
+        if self.recompute and self.training and cache is None:
+            # Keep x alone for the backward pass, which computes the rest again with the same masks.
+            return cast(Tensor, checkpoint(self._compute, x, rows, use_reentrant=False))
         return self._compute(x, rows, cache)
 
     def _compute(self, x: Tensor, rows: Rows | None, cache: KeyValueCache | None = None) -> Tensor:

@@ -221,7 +221,7 @@ def advise(
                 f"most {row.largest_micro_batch}."
             ), EXIT_NOTHING_FITS
     remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
-    if fits[0].strategy.model.activation_checkpointing is not True:
+    if not fits[0].strategy.model.activation_checkpointing:
         remedies.insert(0, "model.activation_checkpointing=true")
     return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
 

@@ -80,7 +80,7 @@ class Base:
         sizes = {"vocab_size": vocabulary, "max_position_embeddings": context}
         return replace(self, of_text={**sizes, "eos_token_id": end_of_text})
 
-    def config(self, dropout: float, activation_checkpointing: bool | str) -> ModelConfig:
+    def config(self, dropout: float, activation_checkpointing: bool) -> ModelConfig:
         """The sizes of the model. Raises SnapshotError if it cannot be built here."""
         content, _ = read_config(self.folder)
         if isinstance(content, dict) and content.get("vocab_size", ...) is None:

@@ -78,7 +78,7 @@ def prefix_of(folder: Path) -> str:
 
 
 def model_config(
-    content: Any, where: str, dropout: float = 0.0, activation_checkpointing: bool | str = False
+    content: Any, where: str, dropout: float = 0.0, activation_checkpointing: bool = False
 ) -> ModelConfig:
     """The sizes of the model in a config.json.
 

@@ -86,7 +86,7 @@ PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
 MARKS = {PLAIN: [], FULL: [pytest.mark.thorough]}
 REAL_RUNS = [
     pytest.param(*way, marks=MARKS.get(way, [pytest.mark.slow]))
-    for way in product((0.0, 0.1), ("no", "bf16"), (False, True, "selective"))
+    for way in product((0.0, 0.1), ("no", "bf16"), (False, True))
 ]
 
 

@@ -28,7 +28,7 @@ LOWER_RATE = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
 OWN_NAMES = {"event", "step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu"}
-OWN_NAMES |= {"load_balancing_loss", "skipped", "hub_step", "hub_age_seconds", "hub_error"}
+OWN_NAMES |= {"skipped", "hub_step", "hub_age_seconds", "hub_error"}
 """What a line of a step has already, beside the blocks of the sources of a mix."""
 LONGEST_SAMPLE = 4_000
 """Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""
@@ -87,13 +87,11 @@ class Report:
         loss: Tensor,
         grad_norm: Tensor,
         metrics: Mapping[str, float | Tensor] | None = None,
-        loss_parts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add the metrics of a step: this process's mean loss, and the norm before clipping.
 
         `metrics` are this process's other ones, each one number. Raises ConfigError for the name of
         a figure that a line has already.
-        `loss_parts` are sums and counts (2,), whose quotient over all processes is a metric.
         """
         others = {}
         for name, value in (metrics or {}).items():
@@ -104,7 +102,6 @@ class Report:
                 )
             number = torch.as_tensor(value).detach().to(loss.device, torch.float32, copy=True)
             others[name] = number.reshape(())  # raises for more than one number
-        others |= loss_parts or {}
         self.collected.append(Collected(step, learning_rate, loss, grad_norm, others))
         self.console.step = step
         if self.console.bar is not None:
@@ -181,12 +178,8 @@ class Report:
         own = [gather_full(x) for of_step in self.collected for x in of_step.metrics.values()]
         if not own:
             return [{} for _ in self.collected]
-        flat = accelerator.reduce(torch.cat([x.flatten() for x in own]), "mean").cpu()
-        means = iter(flat.split([x.numel() for x in own]))
-        return [
-            {name: _number_of(next(means)) for name in of_step.metrics}
-            for of_step in self.collected
-        ]
+        means = iter(accelerator.reduce(torch.stack(own), "mean").tolist())
+        return [{name: next(means) for name in of_step.metrics} for of_step in self.collected]
 
     def held_out(self, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
@@ -261,8 +254,3 @@ class Report:
             f"{what}. {self.newest_snapshot()} {LOWER_RATE} If the run ends here again, begin "
             "another one with an earlier snapshot: run.name=<name> snapshot.resume=<its folder>."
         )
-
-
-def _number_of(mean: Tensor) -> float:
-    """A metric, from the mean of it or of its sum and count over the processes."""
-    return float(mean[0] / mean[1]) if len(mean) == 2 else float(mean)

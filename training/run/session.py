@@ -180,7 +180,6 @@ class Session:
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
-        self._loss_parts = bare_model.loss_parts
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
         run_on_all(accelerator, lambda: remove_downloads(config, self._lock))
         open_trackers(accelerator, self.console, config, state.run_id, state.step)
@@ -226,7 +225,6 @@ class Session:
         self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
         self.report.clock.enter(PASSES)  # the first speed is that of steps, too
         for step in range(self.next_step, self.config.train.max_steps + 1):
-            self._loss_parts.clear()  # of passes that were no step's
             yield step
             assert self.state.step == step, "finish_step was not called"
             if self._timeouts.are_long:
@@ -259,7 +257,7 @@ class Session:
         self.state.step, self.state.epoch = step, epoch
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
-        self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
+        self.report.add(step, learning_rate, loss, grad_norm, metrics)
         if step == self._first:
             run_on_all(self.accelerator, partial(self._writer.check_update, step))
         self._due = self._agreement.after(step)

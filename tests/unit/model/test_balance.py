@@ -14,7 +14,6 @@ from model.head import IGNORED
 from model.layout import ModelError
 from snapshot.disk.model import model_config
 
-NAME = "load_balancing_loss"
 T = 24
 EVERY = {**families.FAMILIES, **families.OTHERS}
 MIXTURES = {
@@ -28,11 +27,11 @@ MIXTURES = {
 }
 
 
-def built(name: str = "mixtral", way: bool | str = False, **entries: object):
-    """A model whose loss in training has that part."""
+def built(name: str = "mixtral", recompute: bool = False, **entries: object):
+    """A model whose loss in training has the load-balancing loss."""
     torch.manual_seed(3)
     content = {**MIXTURES[name], **families.BALANCED, **entries}
-    config = replace(model_config(content, name), activation_checkpointing=way)
+    config = replace(model_config(content, name), activation_checkpointing=recompute)
     model = build_model(config).train()
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)
@@ -42,12 +41,6 @@ def built(name: str = "mixtral", way: bool | str = False, **entries: object):
 def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.randint(families.VOCABULARY, (count, T + 1))
     return ids[:, :-1], ids[:, 1:].clone()
-
-
-def part_of(model) -> float:
-    """The part of the losses since the last call, as a run reports it."""
-    total, count = model.loss_parts.pop(NAME)
-    return float(total / count)
 
 
 def gradients(model, loss) -> dict[str, torch.Tensor]:
@@ -73,24 +66,22 @@ def test_of_one_row_it_is_transformers_own(name):
     output = theirs(ids, labels=ids, shift_labels=targets)
     loss = model(ids, targets)
     assert output.aux_loss > 1
-    assert part_of(model) == pytest.approx(output.aux_loss.item(), rel=1e-5)
     assert loss.item() == pytest.approx(output.loss.item(), rel=1e-5)
     found, expected = gradients(model, loss), gradients(theirs, output.loss)
     assert_same({name.removeprefix("lm."): one for name, one in found.items()}, expected)
 
 
 def test_rows_have_it_by_themselves_and_weigh_as_their_targets():
-    """Alone in batches of their own they have the same loss, gradients and metric."""
+    """Alone in batches of their own they have the same loss and gradients."""
     model = built()
     ids, targets = rows(3)
     targets[0, 5:], targets[1, :7], targets[2, 20:] = IGNORED, IGNORED, IGNORED
     shares = (targets != IGNORED).sum(1) / (targets != IGNORED).sum()
     loss = model(ids, targets)
-    metric, found = part_of(model), gradients(model, loss)
+    found = gradients(model, loss)
     alone = torch.stack([model(ids[n : n + 1], targets[n : n + 1]) for n in range(3)])
     mean = (alone * shares).sum()
     assert loss.item() == pytest.approx(mean.item(), rel=1e-6)
-    assert metric == pytest.approx(part_of(model), rel=1e-6)
     assert_same(found, gradients(model, mean))
 
 
@@ -98,28 +89,21 @@ def test_padding_and_evaluations_do_not_count():
     model = built()
     ids, targets = rows(1)
     loss = model(ids, targets)
-    metric = part_of(model)
     padded = torch.cat((ids, ids.flip(1)), 1), torch.cat((targets, targets * 0 + IGNORED), 1)
     assert model(*padded).item() == pytest.approx(loss.item(), rel=1e-6)
-    assert part_of(model) == pytest.approx(metric, rel=1e-6)
     nothing = model(ids, torch.full_like(targets, IGNORED))  # as of a process without a sequence
     assert nothing.item() == 0
     assert all(one.eq(0).all() for one in gradients(model, nothing).values())
-    assert model.loss_parts.pop(NAME).eq(0).all()
     held_out = model.eval()(ids, targets)
-    assert held_out.item() == pytest.approx(loss.item() - 0.5 * metric, rel=1e-5)
     assert held_out.item() == built(output_router_logits=False).eval()(ids, targets).item()
-    assert model.loss_parts == {}
 
 
-@pytest.mark.parametrize("way", [True, "selective"])
-def test_checkpointing_computes_the_same(way):
+def test_checkpointing_computes_the_same():
     ids, targets = rows(2)
-    plain, checkpointed = built(), built(way=way)
+    plain, checkpointed = built(), built(recompute=True)
     losses = [model(ids, targets) for model in (plain, checkpointed)]
     assert losses[0].equal(losses[1])
     assert_same(gradients(checkpointed, losses[1]), gradients(plain, losses[0]))
-    assert part_of(checkpointed) == part_of(plain)
 
 
 OF_4 = {**families.ROTARY, "num_experts_per_tok": 2}

@@ -156,7 +156,7 @@ def test_the_first_speed_is_that_of_steps_without_the_start(tmp_path, monkeypatc
     session.report = report_of(tmp_path)
     session.signals, session.state = SimpleNamespace(), SimpleNamespace(step=0)
     session.config = SimpleNamespace(train=SimpleNamespace(max_steps=1))
-    session._loss_parts, session._writer = {}, session
+    session._writer = session
 
     now[0] = 100.0  # threads are measured, a pending evaluation is made
     step = next(session.steps())
@@ -185,21 +185,12 @@ def test_a_new_metric_reaches_file_console_and_trackers(tmp_path, capsys):
     assert (row["train/weight_norm"], row["train/odd"]) == (2.0, 3.0)
 
 
-def test_a_part_of_the_loss_is_a_mean_over_all_targets_of_a_step(tmp_path):
-    report, part = report_of(tmp_path), torch.tensor([6.0, 4.0])
-    for step, metrics in ((1, {"odd": 3}), (2, {})):
-        report.add(step, 0.1, torch.tensor(1.0), torch.tensor(1.0), metrics, {"part": part * step})
-    report.write(Accelerator(cpu=True))
-    first, second = read_metrics(tmp_path / "metrics.jsonl")
-    assert (first["part"], first["odd"], second["part"]) == (1.5, 3.0, 1.5)
-
-
 @pytest.mark.parametrize("name", ["event", "loss", "hub_step", "blocks_of_source_1"])
 def test_a_metric_does_not_replace_a_figure_of_ours(tmp_path, name):
     session = object.__new__(Session)
     session.report, session.config = report_of(tmp_path), SimpleNamespace()
     session.state, session.corpus = SimpleNamespace(), SimpleNamespace(train=None)
-    session._writer, session._loss_parts = SimpleNamespace(pending=False), {}
+    session._writer = SimpleNamespace(pending=False)
     figures = (3, 0, 0.1, torch.tensor(1.0), torch.tensor(1.0))
     with pytest.raises(ConfigError, match=f"a metric named '{name}' at step 3, .* another name"):
         session.finish_step(*figures, **{name: 7})
