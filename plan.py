@@ -33,13 +33,7 @@ from model.family import LanguageModel, ModelConfig, parameter_count
 from model.frozen import FLOAT32
 from planning.cards import CARDS
 from planning.fake_trace import DTYPES, Shape
-from planning.fits import (
-    GIB,
-    Fit,
-    advise,
-    micro_batch_that_fits,
-    strategies,
-)
+from planning.fits import GIB, OFFLOADED, Fit, advise, micro_batch_that_fits, strategies
 from snapshot.base import open_base
 from snapshot.command_line import POSITIVE_INT, bounded
 from snapshot.disk.model import check_described, layout_for, read_config
@@ -123,8 +117,7 @@ def check_processes(options: argparse.Namespace, config: Config) -> None:
 def check_sharing(options: argparse.Namespace, config: Config, model: LanguageModel) -> None:
     """Raise ConfigError if processes cannot share the model as --context and --tensor say."""
     if options.context > 1:
-        named = f"--context {options.context}"
-        refuse_context(named, options.context, options.tensor, model)
+        refuse_context(f"--context {options.context}", options.context, options.tensor, model)
     if options.tensor > 1:
         if (refusal := why_not_shared(config, options.precision)) is not None:
             raise ConfigError(refusal)
@@ -220,10 +213,10 @@ def notes(config: Config, model: LanguageModel, fits: list[Fit]) -> list[str]:
     snapshot, keep = snapshot_bytes(model.layout(), config.optim.name) / 1e9, config.snapshot.keep
     return [
         *(
-            f"{row.strategy.name} keeps {row.on_cpu / GIB:.2f} GiB a process in the machine's "
-            "memory."
+            f"{row.strategy.name} keeps {sum(row.kinds[kind] for kind in OFFLOADED) / GIB:.2f} GiB "
+            "a process in the machine's memory."
             for row in fits
-            if row.on_cpu
+            if row.strategy.offload
         ),
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "
         f"snapshot.keep={keep} and one being written.",

@@ -32,7 +32,7 @@ from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
-from planning.estimate import MemoryEstimate
+from planning.estimate import peak_bytes
 from planning.fake_trace import Shape
 from training.distributed.accelerator import (
     configure_wrapping,
@@ -285,7 +285,7 @@ def planned_bytes(case: Case) -> float:
         stored_as=STORED_AS,
         optimizer=case.optimizer,
     )
-    return MemoryEstimate(case.model(), shape).peak(case.batch(), False)
+    return peak_bytes(case.model(), shape, case.batch(), False)
 
 
 def deterministic(case: Case, seconds: float) -> list[dict[str, Any]]:

@@ -9,6 +9,8 @@ depends on the depth: activations shrink in the backward pass while gradients gr
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -23,44 +25,33 @@ Parts = dict[Place, np.ndarray]
 """Live bytes (events, kinds) in each part of an update."""
 
 
-class MemoryEstimate:
-    """Live bytes of a model under a shape, as a function of the sequences in a micro-batch."""
+def peak_bytes(
+    config: ModelConfig,
+    shape: Shape,
+    micro_batch_size: int,
+    accumulating: bool,
+    kinds: Sequence[str] = KINDS,
+) -> float:
+    """The largest total of these kinds of tensors, over the parts that both depths have.
 
-    def __init__(self, config: ModelConfig, shape: Shape) -> None:
-        self.config, self.shape = config, shape
-        # One layer may be frozen and the next not: only the real depth has its pattern.
-        whole = config.n_layer <= DEEP or shape.freeze
-        self._depths = (config.n_layer,) if whole else (SHALLOW, DEEP)
-        self._traces: dict[int, list[Parts]] = {}
-
-    def peak(
-        self, micro_batch_size: int, accumulating: bool, elsewhere: tuple[str, ...] = ()
-    ) -> float:
-        """The largest total in bytes, without the kinds stored elsewhere."""
-        return self._peak(micro_batch_size, accumulating, [kind not in elsewhere for kind in KINDS])
-
-    def largest(self, kind: str, micro_batch_size: int, accumulating: bool) -> float:
-        """The largest total of one kind, in bytes."""
-        return self._peak(micro_batch_size, accumulating, [kind == one for one in KINDS])
-
-    def _peak(self, micro_batch_size: int, accumulating: bool, counted: list[bool]) -> float:
-        """The largest total of the counted kinds, over the parts that both depths have."""
-        if micro_batch_size not in self._traces:
-            self._traces[micro_batch_size] = [
-                traced_parts(self.config, depth, micro_batch_size, self.shape)
-                for depth in self._depths
-            ]
-        first, last = self._traces[micro_batch_size][0], self._traces[micro_batch_size][-1]
-        peaks = []
-        for place in first.keys() & last.keys():
-            if accumulating or place[1:2] != (1,):  # otherwise there is no second micro-batch
-                low, high = (
-                    float(parts[place][:, counted].sum(axis=1).max()) for parts in (first, last)
-                )
-                peaks.append(low + (self.config.n_layer - self._depths[0]) * (high - low))
-        return max(peaks)
+    `accumulating`: whether a step has several micro-batches.
+    """
+    # One layer may be frozen and the next not: only the real depth has its pattern.
+    is_whole = config.n_layer <= DEEP or shape.freeze
+    depths = (config.n_layer,) * 2 if is_whole else (SHALLOW, DEEP)
+    shallow, deep = (traced_parts(config, depth, micro_batch_size, shape) for depth in depths)
+    counted = [kind in kinds for kind in KINDS]
+    peaks = []
+    for place in shallow.keys() & deep.keys():
+        if accumulating or place[1:2] != (1,):  # otherwise there is no second micro-batch
+            low, high = (
+                float(parts[place][:, counted].sum(axis=1).max()) for parts in (shallow, deep)
+            )
+            peaks.append(low + (config.n_layer - depths[0]) * (high - low))
+    return max(peaks)
 
 
+@cache
 def traced_parts(config: ModelConfig, depth: int, micro_batch_size: int, shape: Shape) -> Parts:
     """The live bytes of a model of `depth` layers in each part of an update.
 

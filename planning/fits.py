@@ -12,12 +12,12 @@ import torch
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
 from planning.allocation_log import KINDS
-from planning.estimate import MemoryEstimate
+from planning.estimate import peak_bytes
 from planning.fake_trace import DTYPES, Shape
 
 GIB = 2**30
 OFFLOADED = ("parameters", "gradients", "optimizer")
-"""The kinds of tensors that offloading moves to the CPU's memory."""
+"""The kinds of tensors that offloading moves to the CPU's memory. FSDP has the same without it."""
 MOST_SEQUENCES = 4096
 """A larger micro-batch has no advantage."""
 MULTIPROCESSORS = 188
@@ -46,26 +46,19 @@ class Strategy:
 
     @property
     def communicators(self) -> int:
-        """How many NCCL or gloo communicators a process has: one of all processes, and others.
+        """How many NCCL or gloo communicators a process has: one for each group with collectives.
 
-        These are of the shards and of the replicas, and of those that share sequences or matrices.
-        torch creates a communicator at the first collective of a group of processes: accelerate's
-        mesh has more groups, without any.
+        accelerate's mesh has more groups, without any.
         """
         shape = self.shape
         groups = (shape.shards, shape.copies, shape.context, shape.tensor)
         others = sum(size not in (1, shape.processes) for size in groups)
         return 0 if shape.processes == 1 else 1 + others
 
-    @property
-    def estimate(self) -> MemoryEstimate:
-        """The memory of the tensors; FSDP has the same with and without offloading."""
-        return _estimate(self.model, self.shape)
-
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The kinds of tensors in the machine's memory."""
-        return OFFLOADED if self.offload else ()
+    def peak(self, sequences: int, accumulating: bool) -> float:
+        """The largest sum of all tensors in the limited memory, in bytes."""
+        kinds = [kind for kind in KINDS if not (self.offload and kind in OFFLOADED)]
+        return peak_bytes(self.model, self.shape, sequences, accumulating, kinds)
 
     def outside(self, sequences: int) -> float:
         """Bytes of memory other than traced tensors: an estimate."""
@@ -85,8 +78,7 @@ class Strategy:
 
     def needed(self, sequences: int, accumulating: bool) -> float:
         """Bytes of the limited memory that are needed at a micro-batch."""
-        peak = self.estimate.peak(sequences, accumulating, self.elsewhere)
-        return peak + self.outside(sequences)
+        return self.peak(sequences, accumulating) + self.outside(sequences)
 
     def largest(self, memory: float) -> int:
         """The largest micro-batch that fits, also while gradients accumulate."""
@@ -94,9 +86,9 @@ class Strategy:
 
     def fit(self, memory: float, micro_batch_size: int, accumulating: bool) -> Fit:
         """The memory at this micro-batch, and whether it is at most `memory` bytes."""
-        of, outside = self.estimate, self.outside(micro_batch_size)
-        kinds = {kind: of.largest(kind, micro_batch_size, accumulating) for kind in KINDS}
-        peak = of.peak(micro_batch_size, accumulating, self.elsewhere)
+        step = (micro_batch_size, accumulating)
+        kinds = {kind: peak_bytes(self.model, self.shape, *step, [kind]) for kind in KINDS}
+        peak, outside = self.peak(*step), self.outside(micro_batch_size)
         return Fit(self, kinds, peak, outside, self.largest(memory), peak + outside <= memory)
 
 
@@ -114,11 +106,6 @@ class Fit:
     largest_micro_batch: int
     """Sequences; 0 if not even one fits."""
     fits: bool
-
-    @property
-    def on_cpu(self) -> float:
-        """Tensors that offloading stores in the CPU's memory."""
-        return sum(self.kinds.get(kind, 0.0) for kind in self.strategy.elsewhere)
 
 
 def strategies(model: ModelConfig, shape: Shape, machines: int) -> Iterator[Strategy]:
@@ -157,11 +144,6 @@ def mesh_strategy(model: ModelConfig, shape: Shape, machines: int) -> Strategy:
     elif shape.device == "cpu":
         file = "fsdp_tp_cpu" if file == "tp" and shape.shards > 1 else f"{file}_cpu"
     return Strategy(name, f"{file}.yaml", model, shape)
-
-
-@cache
-def _estimate(model: ModelConfig, shape: Shape) -> MemoryEstimate:
-    return MemoryEstimate(model, shape)
 
 
 @cache

@@ -26,9 +26,10 @@ from model.frozen import keep_frozen
 from model.gpt import GPTConfig
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
-from planning.estimate import MemoryEstimate
+from planning.estimate import peak_bytes
 from planning.fake_trace import DTYPES, Shape, traced_update
 from planning.fits import (
+    OFFLOADED,
     Fit,
     Strategy,
     advise,
@@ -79,7 +80,7 @@ def counted(config: ModelConfig, batch: int, precision: str, frozen_dtype: str =
 
 
 def planned(config: ModelConfig, batch: int, shape: Shape) -> float:
-    return MemoryEstimate(config, shape).peak(batch, True)
+    return peak_bytes(config, shape, batch, accumulating=True)
 
 
 PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
@@ -176,36 +177,32 @@ def test_the_predicted_peak_is_the_one_of_train_py(
     if family is None:
         written = tmp_path / "run" / "snapshots" / "step-00000030" / "config.json"
         model = replace(model, vocab_size=json.loads(written.read_text())["vocab_size"])
-    estimate = MemoryEstimate(model, Shape("cpu", "no", processes, shards))
-    print(f"{estimate.peak(2, True)} bytes predicted, {[one['peak'] for one in found]} counted")
-    assert estimate.peak(2, True) == pytest.approx(max(one["peak"] for one in found), rel=0.02)
-    for kind in ("parameters", "gradients", "optimizer"):
-        assert estimate.largest(kind, 2, True) == pytest.approx(found[0][kind], rel=0.01)
-
-
-OF_WEIGHTS = ("parameters", "gradients", "optimizer")
+    asked = (model, Shape("cpu", "no", processes, shards), 2, True)
+    print(f"{peak_bytes(*asked)} bytes predicted, {[one['peak'] for one in found]} counted")
+    assert peak_bytes(*asked) == pytest.approx(max(one["peak"] for one in found), rel=0.02)
+    for kind in OFFLOADED:
+        assert peak_bytes(*asked, [kind]) == pytest.approx(found[0][kind], rel=0.01)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shape", "most"),
     [
-        (Shape("cuda", "bf16", 4, 2), dict.fromkeys(OF_WEIGHTS, 1.05 / 2)),
-        (Shape("cuda", "bf16", 4, 4), dict.fromkeys(OF_WEIGHTS, 1.05 / 4)),
+        (Shape("cuda", "bf16", 4, 2), dict.fromkeys(OFFLOADED, 1.05 / 2)),
+        (Shape("cuda", "bf16", 4, 4), dict.fromkeys(OFFLOADED, 1.05 / 4)),
         (Shape("cuda", "bf16", 8, 8, context=4), {"activations": 0.5}),
         (
             Shape("cuda", "bf16", 4, 1, tensor=4),
-            {**dict.fromkeys(OF_WEIGHTS, 0.3), "activations": 0.5},
+            {**dict.fromkeys(OFFLOADED, 0.3), "activations": 0.5},
         ),
     ],
 )
 def test_processes_share_what_one_has_alone(shape, most):
     """Beside padding, norms and positions, of which each has all."""
     sizes = replace(TINY, block_size=256)
-    alone = MemoryEstimate(sizes, Shape("cuda", "bf16"))
-    shared = MemoryEstimate(sizes, shape)
     for kind, share in most.items():
-        assert shared.largest(kind, 4, True) < share * alone.largest(kind, 4, True)
+        alone = peak_bytes(sizes, Shape("cuda", "bf16"), 4, True, [kind])
+        assert peak_bytes(sizes, shape, 4, True, [kind]) < share * alone
 
 
 def test_the_table_names_a_shipped_config_for_each_strategy():
