@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from accelerate.utils import ProfileKwargs
@@ -49,20 +50,12 @@ class TracedSession(Session):
         """The profiled steps."""
         # The profiler's C++ logger (USDT:..., STAGE:...) reads its level at the first profile only.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        on_gpu = self.accelerator.device.type == "cuda"
-        handler = ProfileKwargs(
-            activities=["cpu", "cuda"] if on_gpu else ["cpu"],
-            record_shapes=True,
-            output_trace_dir=self.config.run.dir,
-        )
-        last = self.next_step + STEPS - 1
+        handler = ProfileKwargs(record_shapes=True, output_trace_dir=self.config.run.dir)
         with self.accelerator.profile(handler):  # each process writes its trace
-            for step in super().steps():
-                with record_function(f"step {step}"):
-                    yield step
+            for step in islice(super().steps(), STEPS):
                 self._step = f"step {step}"
-                if step == last:
-                    return
+                with record_function(self._step):
+                    yield step
 
     def save(self) -> None:
         """A trace that is stopped leaves no snapshot either."""
@@ -92,5 +85,4 @@ def join_traces(folder: Path) -> list[Event]:
     (folder / TRACE).write_text(content, encoding="utf-8")
     for path in paths:
         path.unlink()
-    own: list[Event] = first["traceEvents"]
-    return own
+    return list(first["traceEvents"])
