@@ -31,7 +31,7 @@ REMOVED: dict[str, str] = {
     "run.metadata_address": "give python -m cloud.attempts --notice-address the address",
     "run.notice_seconds": "leave it out: a notice stops the run with a snapshot at once",
     "run.preemption_notice": "start the run with python -m cloud.attempts --notice auto",
-    "run.price_per_hour": "multiply the hours that prove.py prints by the price yourself",
+    "run.price_per_hour": "multiply the price by the time left in the progress line",
     "run.reduce_dtype": "leave it out: processes add up gradients in float32",
     "run.residual_dtype": "blocks add up in float32. model.activation_checkpointing saves memory",
     "run.tf32": "set mixed_precision: bf16 in the accelerate config file, which is faster",

@@ -1,6 +1,6 @@
 """The session of an attempt of the proof: train.py's loop, stopped, killed and measured.
 
-It records what the checks compare: the text and seconds.
+It records what the checks compare.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from torch import Tensor, nn
 from config.compose import load_config
 from config.schema import Config
 from model.family import LanguageModel
-from proving.launch import Main, Task
 from proving.text import Rows, facts_of_text
 from snapshot.disk.folder import write_json
 from training.distributed.launcher import is_main_process
@@ -42,6 +42,31 @@ DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 NEVER = 10**9
 """Steps between evaluations that an attempt does not make."""
+Main = Callable[..., int]
+"""train.py's: a loop over a configuration and a session."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an attempt does besides training up to a step."""
+
+    name: str
+    run: str
+    """The folder of its run, in the folder of the proof; that of an earlier attempt resumes it."""
+    until: int = STEPS
+    """The last step."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the configuration that differ from the run's, with their values."""
+    ended_by: str | None = None
+    """What ends it before: IN_STEP and its like."""
+    alone: bool = False
+    """Whether one process computes, whatever the number of launched ones."""
+    in_float32: bool = False
+    """Compute in float32 and without dropout, so that rounding and masks differ in no shape."""
+    describes_text: bool = False
+    """Record what the text is."""
+    fresh: bool = False
+    """Start in a new interpreter, which shares nothing with other attempts, as their hash seed."""
 
 
 def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
@@ -73,7 +98,7 @@ class ProvenSession(Session):
         """The main process writes `facts`; None in the others."""
         super().__init__(config, lock)
         self.task, self._facts_path = task, facts
-        self._facts: dict[str, Any] = {"step_seconds": {}}
+        self._facts: dict[str, Any] = {}
         self._rows = Rows()
         self._signalled_at: float | None = None
         self._step: int | None = None
@@ -103,23 +128,21 @@ class ProvenSession(Session):
     ) -> None:
         """Restore as `Session` does, and prepare what the task says."""
         super().restore(model, optimizer, held_out_loader)
-        clock = self.report.clock
         if self.task.describes_text:
-            timed = clock.timed
+            clock, timed = self.report.clock, self.report.clock.timed
             clock.timed = lambda batches: self._rows.recorded(timed(batches))  # type: ignore
         assert self._writer is not None
         if self.task.ended_by == IN_SNAPSHOT and is_main_process():
             self._writer._save_rest = lambda _: _die()  # type: ignore
 
     def steps(self) -> Iterator[int]:
-        """The steps of the attempt, timed."""
+        """The steps of the attempt."""
         for step in super().steps():
             if self.task.in_float32:
                 self._model.eval()  # without dropout
             self._facts.setdefault("first", step)
-            begun, self._step = time.perf_counter(), step
+            self._step = step
             yield step
-            self._facts["step_seconds"][step] = time.perf_counter() - begun
 
     def finish_step(self, step: int, /, *figures: Any, **metrics: Any) -> Due:
         """Finish a step as `Session` does; the last one of the task ends the attempt."""
@@ -137,7 +160,6 @@ class ProvenSession(Session):
         facts["step"] = self.state.step
         if self._signalled_at is not None:
             facts["stop_seconds"] = time.monotonic() - self._signalled_at
-        facts["stalls"], facts["durable"] = self.report.stall_seconds, self.report.durable_seconds
         if self._facts_path is not None:
             write_json(self._facts_path, facts)
         return code

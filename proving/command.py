@@ -20,10 +20,8 @@ from config.compose import load_config
 from config.removed import removed_option
 from config.schema import Config, ConfigError
 from config.stored import as_plain
-from proving.attempt import attempt
-from proving.checks import GREEN, GREY, RED, Line
+from proving.checks import GREEN, GREY, RED, RUNS, Line, lines_of_proof
 from proving.launch import Launch
-from proving.proof import lines_of_proof, remove
 from snapshot.disk.folder import write_whole
 from snapshot.disk.state import versions
 from training.distributed.launcher import is_main_process, launched
@@ -47,7 +45,7 @@ def prove(main: Callable[..., int]) -> NoReturn:
         if is_main_process():
             say_error(f"error: {error}")
         leave(EXIT_USER_MISTAKE)
-    launch = Launch(main, attempt, words, folder)
+    launch = Launch(main, words, folder)
     if not is_main_process():
         launch.follow()
         leave(EXIT_DONE)
@@ -56,14 +54,14 @@ def prove(main: Callable[..., int]) -> NoReturn:
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     finally:
-        remove(launch)
+        launch.remove(*RUNS)
         launch.end()
     leave(code)
 
 
 def as_main(options: argparse.Namespace, config: Config, launch: Launch) -> int:
     """What the main process does, to the exit code."""
-    remove(launch)
+    launch.remove(*RUNS)
     launch.folder.mkdir(parents=True, exist_ok=True)
     begun, lines, count = time.monotonic(), [], launch.processes
     print(f"proof     {config.run.name} on {count} process{'es' * (count > 1)}; it does not touch")

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from proving.attempt import Main, Task, attempt
 from snapshot.disk.folder import folder_name, read_json, snapshots_in
 from store.latest import METRICS
 from training.distributed.launcher import (
@@ -31,8 +33,6 @@ from training.distributed.launcher import (
 from training.exits import EXIT_DONE
 from training.reporting.metrics import read_metrics
 
-Main = Callable[..., int]
-"""train.py's: a loop over a configuration and a session."""
 KILLED = -9
 """The exit code of an attempt that was killed."""
 LOOK_SECONDS = 0.05
@@ -48,29 +48,6 @@ OF_OTHER_PROCESSES = (
     *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG", "FSDP_", "PARALLELISM_CONFIG_"),
 )
 """Beginnings of what a launcher sets for one of several workers, and for how they share a model."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What an attempt does besides training up to a step."""
-
-    name: str
-    run: str
-    """The folder of its run, in the folder of the proof; that of an earlier attempt resumes it."""
-    until: int
-    """The last step."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the configuration that differ from the run's, with their values."""
-    ended_by: str | None = None
-    """What ends it before: one of attempt.IN_STEP and its like."""
-    alone: bool = False
-    """Whether one process computes, whatever the number of launched ones."""
-    in_float32: bool = False
-    """Compute in float32 and without dropout, so that rounding and masks differ in no shape."""
-    describes_text: bool = False
-    """Record what the text is."""
-    fresh: bool = False
-    """Start in a new interpreter, which shares nothing with other attempts, as their hash seed."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +85,12 @@ class Outcome:
 class Launch:
     """The processes of prove.py. Each starts its part of the attempts that the main one chooses."""
 
-    def __init__(
-        self, main: Main, child: Callable[..., None], words: Sequence[str], folder: Path
-    ) -> None:
-        """`main` is the loop, which `child` runs in the process of an attempt, `words` are those of
-        train.py; what attempts write is in `folder`.
+    def __init__(self, main: Main, words: Sequence[str], folder: Path) -> None:
+        """`main` is the loop, `words` are those of train.py; attempts write to `folder`.
 
         Every process must call this, and all but the main one `follow` then.
         """
-        self.main, self.child, self.words, self.folder = main, child, list(words), folder
+        self.main, self.words, self.folder = main, list(words), folder
         self.processes = started_processes()
         self._store: Any = None
         self._number = 0
@@ -148,6 +122,11 @@ class Launch:
         found = read_json(facts) if facts.exists() else {}
         return Outcome(code, self.folder / task.run, self._log(task), found)
 
+    def remove(self, *runs: str) -> None:
+        """Remove what attempts have written, but for their logs."""
+        for name in runs:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
     def end(self) -> None:
         """Let the other processes end. Only the main process calls this."""
         if self._store is not None:
@@ -167,7 +146,7 @@ class Launch:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         process = (self._spawn if task.fresh else self._fork).Process(
-            target=self.child,
+            target=attempt,
             args=(
                 self.main,
                 self.folder,

@@ -33,11 +33,13 @@ def why_not_comparable(folder: Path) -> str | None:
 
 
 @torch.no_grad()
-def compare_logits(folder: Path, is_new: bool) -> tuple[bool, str]:
+def compare_logits(folder: Path, is_new: bool) -> tuple[bool | None, str]:
     """Whether transformers computes our logits from a verified snapshot, and a sentence about it.
 
-    `is_new`: it began with random weights.
+    `is_new`: it began with random weights. None: transformers cannot load it.
     """
+    if (reason := why_not_comparable(folder)) is not None:
+        return None, reason
     times, tolerance = (ENLARGED, OF_ENLARGED) if is_new else (1.0, TOLERANCE)
     sizes, _ = model_of(folder)
     ids = (torch.arange(min(TOKENS, sizes.block_size)) * 7919 % sizes.vocab_size)[None]  # (1, T)

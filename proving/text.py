@@ -47,16 +47,14 @@ class Rows:
 def facts_of_text(corpus: Corpus, width: int, rows: Rows) -> dict[str, Any]:
     """What the checks of a text compare; `width` are the tokens of a row."""
     found, looked_for = repeated(corpus, rows, width)
-    every = [target for row in rows.targets for target in row]
+    marks = corpus.marks
     return {
         "rows": len(rows.inputs),
         "lost": corpus.info.lost_in_words,
         "held_out_found": found,
         "held_out_looked_for": looked_for,
-        "padding_share": every.count(IGNORED) / max(1, len(every)),
         "misplaced_targets": sum(map(misplaced, rows.inputs, rows.targets)),
-        "unended_replies": sum(unended(row, corpus.marks) for row in rows.targets),
-        "conversations": bool(corpus.marks),
+        "unended_replies": sum(unended(row, marks) for row in rows.targets) if marks else None,
         "row": marked(corpus.tokenizer, rows.inputs[0], rows.targets[0]),
     }
 
@@ -68,9 +66,9 @@ def misplaced(inputs: list[int], targets: list[int]) -> int:
 
 
 def unended(targets: list[int], marks: frozenset[int]) -> int:
-    """How many replies of a row end with another token than the end of a turn; 0 for a text."""
+    """How many replies of a row end with another token than the end of a turn."""
     ends = (one for one, after in pairwise(targets) if one != IGNORED and after == IGNORED)
-    return sum(one not in marks for one in ends) if marks else 0
+    return sum(one not in marks for one in ends)
 
 
 def marked(tokenizer: Any, inputs: list[int], targets: list[int]) -> str:

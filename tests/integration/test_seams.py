@@ -19,8 +19,7 @@ from optim.schedules import SCHEDULES, Schedule
 from planning.allocation_log import KINDS
 from planning.fake_trace import Shape, traced_update
 from proving import logits
-from proving.checks import GREEN, RED, in_transformers
-from proving.logits import why_not_comparable
+from proving.logits import compare_logits, why_not_comparable
 from small_snapshots import state_at
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.folder import read_json
@@ -257,13 +256,16 @@ def test_a_proof_compares_logits_and_says_where_it_could_not(monkeypatch, tmp_pa
     model, optimizer = attempt("adamw")
     update(model, optimizer, 1)
     saved = save(tmp_path, "adamw", model, optimizer, step=1)
-    assert in_transformers(saved, is_new=True).status == GREEN
+    holds, _ = compare_logits(saved, is_new=True)
+    assert holds
     monkeypatch.setattr(MLP, "forward", lambda self, x: self.c_proj(self.c_fc(x).relu()))
-    line = in_transformers(saved, is_new=True)
-    assert line.status == RED
-    assert "is another model for transformers: its logits differ" in line.said
+    holds, said = compare_logits(saved, is_new=True)
+    assert holds is False
+    assert "is another model for transformers: its logits differ" in said
     with monkeypatch.context() as absent:
         absent.setattr(logits, "find_spec", lambda name: None)
         assert why_not_comparable(saved) == "transformers is not installed"
     monkeypatch.setattr(logits, "prefix_of", lambda folder: ADAPTERS)
-    assert "it holds adapters (LoRA)" in str(why_not_comparable(saved))
+    holds, said = compare_logits(saved, is_new=True)
+    assert holds is None
+    assert "it holds adapters (LoRA)" in said

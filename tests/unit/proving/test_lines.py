@@ -16,10 +16,10 @@ def test_a_difference_beyond_its_bound_is_red():
     assert within("loss", float("nan"), 1e-5, "").status == RED
 
 
-def test_the_largest_difference_is_that_of_common_steps():
-    assert largest_difference({1: 2.0, 2: 4.0}, {1: 2.0, 2: 4.4, 3: 9.0}) == pytest.approx(0.1)
-    assert largest_difference({1: 2.0}, {2: 2.0}) == float("inf")
-    assert largest_difference({1: 2.0}, {1: None}) == float("inf")
+def test_attempts_with_other_steps_or_without_a_figure_differ():
+    assert largest_difference({1: 2.0, 2: 4.0}, {1: 2.0, 2: 4.4}) == pytest.approx(0.1)
+    for other in ({2: 2.0}, {1: 2.0, 2: 2.0}, {1: None}, {}):
+        assert largest_difference({1: 2.0}, other) == float("inf")
 
 
 def test_words_of_train_and_options_of_the_proof_are_told_apart():

@@ -41,4 +41,3 @@ def test_a_reply_is_trained_on_to_its_end():
     end = 9
     assert unended([2, 3, end, IGNORED, IGNORED], frozenset({end})) == 0
     assert unended([2, 3, IGNORED, IGNORED, IGNORED], frozenset({end})) == 1
-    assert unended([2, 3, IGNORED, IGNORED, IGNORED], frozenset()) == 0  # a text
