@@ -115,7 +115,7 @@ NO_LINES = [
 ]
 
 
-def test_a_file_is_cut_in_place_where_later_steps_begin_and_lines_that_are_none_are_left_out(
+def test_a_file_is_cut_in_place_where_later_steps_begin(
     tmp_path,
 ):
     path = tmp_path / "metrics.jsonl"
