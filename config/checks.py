@@ -19,8 +19,10 @@ from config.schema import (
     RANGES,
     TEXT_KEYS,
     Config,
+    is_preset,
     is_streamed,
     multiples_near,
+    other_model,
     tokenizer_of,
 )
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
@@ -35,8 +37,6 @@ from optim.schedules import SCHEDULES
 
 Mistakes = Iterator[tuple[str, str]]
 """Keys, each with the rest of the sentence."""
-
-
 CHOICES: dict[str, Collection[str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),
@@ -82,34 +82,28 @@ def _shown(value: Any) -> str:
     return shortened(json.dumps(value, default=vars) if is_written_otherwise else str(value))
 
 
-def _ranges(config: Config) -> Mistakes:
+def _single_keys(config: Config) -> Mistakes:
     for key, (least, most) in RANGES.items():
         value, or_null = value_of(config, key), ", or null" * KEYS[key].endswith("None")
         if value is not None and not least <= value <= most:  # nan is in no range
             yield key, f"must be between {least} and {most}{or_null}"
-
-
-def _choices(config: Config) -> Mistakes:
     for key, choices in CHOICES.items():
-        *most, last = (str(one).lower() if isinstance(one, bool) else one for one in choices)
+        *others, last = choices
         if value_of(config, key) not in choices:
-            yield key, f"must be {', '.join(most)} or {last}"
-
-
-def _texts(config: Config) -> Mistakes:
-    for key, (pattern, form) in PATTERNS.items():
-        text = value_of(config, key)
-        if text is not None and not pattern.fullmatch(text):
-            yield key, f"must {form}, or null"
+            yield key, f"must be {', '.join(others)} or {last}"
     for key in TEXT_KEYS:
         text = value_of(config, key)
         if text is None or (key == "run.dir" and text == f"out/{config.run.name}"):
             continue  # derived from run.name, which is checked itself
+        if key in PATTERNS and not PATTERNS[key][0].fullmatch(text):
+            yield key, f"must {PATTERNS[key][1]}, or null"
         if (reason := why_not_storable(text)) is not None:
             yield key, reason
-        if key in PATHS and not text.strip():
+        if key not in PATHS:
+            continue
+        if not text.strip():
             yield key, "is empty. Leave it out for its default"
-        names = [] if "://" in text or key not in PATHS else text.split("/")
+        names = [] if "://" in text else text.split("/")
         if any(len(name.encode(errors="replace")) > LONGEST_NAME for name in names):
             yield key, f"has a name of more than {LONGEST_NAME} bytes. Use a shorter one"
 
@@ -128,25 +122,27 @@ def why_not_storable(text: str) -> str | None:
 def _model_and_tokenizer(config: Config) -> Mistakes:
     data, model = config.data, config.model
     if model.pretrained is not None and model.architecture not in (None, *ARCHITECTURES):
-        named = f"and model.pretrained={model.pretrained} name two models"
-        yield "model.architecture", f"{named}. Leave one of them out"
+        two = f"and model.pretrained={model.pretrained} name two models. Leave one of them out"
+        yield "model.architecture", two
     tokenizer = data.tokenizer or ""
     is_bpe = tokenizer.partition(":")[0].lower() == "bpe"
     is_of_this_text = is_bpe or tokenizer == CHARACTERS
     if model.pretrained is not None and is_of_this_text:
-        own = f"the tokenizer that model.pretrained={model.pretrained} was trained with"
-        yield "data.tokenizer", f"cannot replace {own}. Leave it out"
+        own = f"that of model.pretrained={model.pretrained}. Leave it out"
+        yield "data.tokenizer", f"cannot replace {own}"
     has_no_chats = is_of_this_text or (not tokenizer and tokenizer_of(model) == CHARACTERS)
     if data.documents == CONVERSATIONS and has_no_chats:
-        remedy = "Set model.pretrained to a chat model, or data.tokenizer to its repo or folder"
+        remedy = "Set model.pretrained or data.tokenizer to a chat model"
         yield "data.documents", f"needs a tokenizer with a chat template. {remedy}"
     if is_bpe and (bpe_size(tokenizer) or 0) not in range(SMALLEST_BPE, LARGEST_BPE + 1):
         sizes = f"a size from {SMALLEST_BPE} to {LARGEST_BPE}"
         yield "data.tokenizer", f"must be bpe:<size> with {sizes}, such as bpe:8000"
     if model.n_head >= 1 and model.n_embd >= 1 and model.n_embd % model.n_head:
-        near = multiples_near(model.n_embd, model.n_head)
-        what = f"is not a multiple of model.n_head={model.n_head}"
-        yield "model.n_embd", f"{what}. The nearest: {near}"
+        yield "model.n_embd", _not_a_multiple(model.n_embd, "model.n_head", model.n_head)
+
+
+def _not_a_multiple(number: int, key: str, of: int) -> str:
+    return f"is not a multiple of {key}={of}. The nearest: {multiples_near(number, of)}"
 
 
 def _streaming(config: Config) -> Mistakes:
@@ -176,8 +172,7 @@ def _streaming(config: Config) -> Mistakes:
 def _mix(config: Config) -> Mistakes:
     mix = config.data.mix
     if mix and config.data.streaming is False:
-        what = "cannot be used with data.mix, which is always streamed"
-        yield "data.streaming", f"{what}. Leave one of them out"
+        yield "data.streaming", "has no effect with data.mix. Leave one of them out"
     least = sum(part.weight for part in mix) / WHOLE  # smaller ones would get no window
     for part in mix:
         if not part.source.strip():
@@ -195,8 +190,10 @@ def _adapters_and_frozen(config: Config) -> Mistakes:
         if model.pretrained is None:
             yield "model.lora_rank", "needs model.pretrained, the model to add adapters to. Set it"
         if freeze:
-            what = f"has no effect with model.lora_rank={model.lora_rank}, which freezes the model"
-            yield "optim.freeze", f"{what}. Leave it out"
+            yield (
+                "optim.freeze",
+                f"has no effect with model.lora_rank={model.lora_rank}. Leave it out",
+            )
         return
     for key in ("model.lora_alpha", "model.lora_targets"):
         if value_of(config, key):
@@ -211,9 +208,10 @@ def _adapters_and_frozen(config: Config) -> Mistakes:
 
 def _optimizer(config: Config) -> Mistakes:
     optim, rate = config.optim, config.optim.learning_rate
-    if rate == 0 and optim.name in OPTIMIZERS:
+    has_recipe = other_model(config.model) is not None and not is_preset(config.model)
+    if rate == 0 and has_recipe and optim.name != "adamw":  # see rate_of_recipe
         yield "optim.learning_rate", f"has no default for optim.name={optim.name}. Set it"
-    elif rate < optim.min_learning_rate:
+    elif 0 < rate < optim.min_learning_rate:
         yield "optim.min_learning_rate", f"must be between 0 and optim.learning_rate={rate}"
     # OmegaConf accepts lists of lists.
     betas = [beta for beta in optim.betas if isinstance(beta, int | float) and 0 <= beta < 1]
@@ -227,11 +225,10 @@ def _store_and_time(config: Config) -> Mistakes:
         yield "hub.url", f"excludes hub.repo_id={hub.repo_id}: leave one out"
     if hub.url is not None and (reason := _why_no_store(hub.url)) is not None:
         yield "hub.url", reason
-    milestone = hub.milestone_every
     is_by_steps = config.snapshot.every_minutes is None and every >= 1
-    if milestone is not None and is_by_steps and milestone % every:
-        what = f"is not a multiple of snapshot.every={every}: only a snapshot can be a milestone"
-        yield "hub.milestone_every", f"{what}. The nearest: {multiples_near(milestone, every)}"
+    if hub.milestone_every is not None and is_by_steps and hub.milestone_every % every:
+        what = _not_a_multiple(hub.milestone_every, "snapshot.every", every)
+        yield "hub.milestone_every", f"{what}. Only a snapshot can be a milestone"
     if run.max_minutes is not None and run.max_minutes * 60 <= run.grace_seconds:
         reserved = f"run.grace_seconds={run.grace_seconds:g} is reserved for the last snapshot"
         yield "run.max_minutes", f"must be more than {run.grace_seconds / 60:.3g}: {reserved}"
@@ -250,6 +247,6 @@ def _why_no_store(url: str) -> str | None:
 
 
 RULES = (
-    *(_ranges, _choices, _texts),
-    *(_streaming, _model_and_tokenizer, _adapters_and_frozen, _optimizer, _store_and_time),
+    *(_optimizer, _single_keys, _streaming, _model_and_tokenizer),
+    *(_adapters_and_frozen, _store_and_time),
 )

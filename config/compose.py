@@ -27,8 +27,7 @@ from config.schema import KEYS, TEXT_KEYS, Config, ConfigError, is_preset, other
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
-SIZES = ("n_layer", "n_head", "n_embd", "activation_function")
-OWN_SIZES = ("model", *(f"model.{name}" for name in SIZES))
+OWN_SIZES = ("model", "model.n_layer", "model.n_head", "model.n_embd", "model.activation_function")
 """The keys that set the sizes of our own model."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ValueError, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value that cannot be parsed or is of another type."""
@@ -137,9 +136,6 @@ def _parse(argument: str) -> Setting:
         raise ConfigError(_unreadable(key, text, error)) from None
     if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
         raise ConfigError(_unreadable(key, text, "it is a list or a mapping"))
-    if override.is_sweep_override():
-        remedy = "Loop over them in the shell, and give each run another run.name"
-        raise ConfigError(f"'{argument}' has several values, and a run takes one. {remedy}.")
     if key in GROUPS:
         _refuse_unknown_file(key, value if isinstance(value, str) else text)
     if key in TEXT_KEYS and isinstance(value, int | float):
@@ -223,17 +219,16 @@ def rate_of_recipe(optimizer: str, pretrained: str | None, lora_rank: int | None
     return 3e-4 if pretrained is None else 3e-5 if lora_rank is None else 2e-4
 
 
-def _name_of(source: str) -> str:
-    """A name for a run of a source: the last part of a path or a URL, without the query."""
-    last = re.split("[?#]", source)[0] if "://" in source else source
-    return re.sub(r"[^\w.-]+", "-", Path(last).name).strip("-.") or "run"
-
-
-def _name_of_data(source: str, mix: Sequence[DictConfig]) -> str:
-    return "-".join(map(_name_of, [part.source for part in mix] or [str(source)]))
+def name_of_data(source: str, mix: Sequence[DictConfig]) -> str:
+    """The default of `run.name`: of each source the last part, of a URL without the query."""
+    names = []
+    for place in [part.source for part in mix] or [str(source)]:
+        path = re.split("[?#]", place)[0] if "://" in place else place
+        names.append(re.sub(r"[^\w.-]+", "-", Path(path).name).strip("-.") or "run")
+    return "-".join(names)
 
 
 ConfigStore.instance().store(name="schema", node=Config)
-OmegaConf.register_new_resolver("data_name", _name_of_data, replace=True)
+OmegaConf.register_new_resolver("data_name", name_of_data, replace=True)
 OmegaConf.register_new_resolver("rate_of_recipe", rate_of_recipe, replace=True)
 OmegaConf.register_new_resolver("eval_batches", batches_of_evaluation, replace=True)

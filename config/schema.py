@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from model.gpt import GPTConfig
     from model.lora import Lora
 
-OTHER_MODELS = ("pretrained", "architecture")
-"""The keys of `model` that name another model than our own."""
-
-
 # The maximum of a whole number is far above any use: a larger value is a typing error that would
 # exhaust the memory, overflow a clock or never end.
 COUNT = (1, 10**9)
@@ -111,7 +107,7 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
-    learning_rate: float = number(1e-3, 0, HUGE)
+    learning_rate: float = number(1e-3, TINY, HUGE)
     """The peak learning rate, after the warm-up."""
     min_learning_rate: float = number(1e-4, 0, HUGE)
     """The learning rate of the last step."""
@@ -272,10 +268,9 @@ def lora_of(model: ModelConfig) -> Lora | None:
 
 def other_model(model: ModelConfig) -> tuple[str, str] | None:
     """Key and value that name another model than our own; None for ours."""
-    for name in OTHER_MODELS:
-        if (value := getattr(model, name)) is not None:
-            return f"model.{name}", value
-    return None
+    if model.pretrained is not None:
+        return "model.pretrained", model.pretrained
+    return None if model.architecture is None else ("model.architecture", model.architecture)
 
 
 def is_preset(model: ModelConfig) -> bool:
