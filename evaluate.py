@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from common.command import exit_code_of
+from common.command import exit_code_of, say_error
 from common.printable import printable
 from config.schema import DataConfig, is_streamed
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
@@ -136,7 +136,7 @@ def is_whole(options: argparse.Namespace) -> bool:
 def text_for(
     named: NamedModel, run: RunText | None, options: argparse.Namespace, block_size: int
 ) -> Corpus:
-    """The text, of which the held-out part is evaluated, in tokens of the model's own tokenizer.
+    """The text, in tokens of the model's own tokenizer: all of another one, or the run's.
 
     Raises DataError for a text that cannot be used, or that should be the run's and is not.
     """
@@ -144,35 +144,24 @@ def text_for(
         named_by = "" if options.source is None else ", without --held-out"
         what = f"{options.model} is not a run of this project, so it has no text of its own"
         raise DataError(f"{what}. Name a text with --source{named_by}.")
-    own = None if is_whole(options) else run
-    access = Access(Path(options.cache_dir), say if on_terminal() else None)
-    if own is None:
-        data = other_text(run, options, block_size)
+    access = Access(Path(options.cache_dir), say_error if on_terminal() else None)
+    if run is None or is_whole(options):
+        data = DataConfig(
+            source=options.source,
+            text_column=options.column or "text",
+            val_fraction=ALL_HELD_OUT,
+            block_size=block_size,
+            documents=options.documents or (PACKED if run is None else run.data.documents),
+            cache_dir=options.cache_dir,
+        )
         corpus = open_text(data, named.folder, 0, access)
     else:
-        data, revisions = text_of_run(named, own, options)
+        data, revisions = text_of_run(named, run, options)
         listings = list_stream(data, access, revisions) if is_streamed(data) else []
-        corpus = open_text(data, own.tokenizer, own.state.seed, access, listings)
-        own.check_same(corpus)
+        corpus = open_text(data, run.tokenizer, run.state.seed, access, listings)
+        run.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
     return corpus
-
-
-def say(line: str) -> None:
-    """Print what takes long."""
-    print(printable(line), file=sys.stderr)
-
-
-def other_text(run: RunText | None, options: argparse.Namespace, block_size: int) -> DataConfig:
-    """The keys `data.*` of `--source`, all of which is evaluated."""
-    return DataConfig(
-        source=options.source,
-        text_column=options.column or "text",
-        val_fraction=ALL_HELD_OUT,
-        block_size=block_size,
-        documents=options.documents or (PACKED if run is None else run.data.documents),
-        cache_dir=options.cache_dir,
-    )
 
 
 def text_of_run(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import torch
 from accelerate import Accelerator
@@ -47,7 +47,9 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
     bare_model = unwrapped(accelerator, model)
     beginning = corpus.prompt().astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
-    with _uncompiled(accelerator):
+    # FSDP compiles blocks, and would again for each layer's cache.
+    eager = torch.compiler.set_stance("force_eager") if is_compiled(accelerator) else nullcontext()
+    with eager:
         drawn = generate(
             bare_model,
             prompt,
@@ -63,21 +65,9 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
                 if token in stops:
                     break
                 tokens.append(token)
-                if _is_late(accelerator, deadline):
+                late = torch.tensor([int(time.monotonic() > deadline)], device=accelerator.device)
+                if broadcast(late):  # by the main process's clock
                     break
         except BrokenModel as error:
             raise TrainingStopped(str(error)) from error
     return tokenizer.decode(tokens)
-
-
-def _is_late(accelerator: Accelerator, deadline: float) -> bool:
-    """Whether the time is up on the main process. Every process must call this."""
-    late = torch.tensor([int(time.monotonic() > deadline)], device=accelerator.device)
-    return bool(broadcast(late))
-
-
-def _uncompiled(accelerator: Accelerator) -> contextlib.AbstractContextManager[object]:
-    """Compute without compilation: FSDP compiles blocks, and would again for each layer's cache."""
-    if not is_compiled(accelerator):
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")

@@ -203,7 +203,7 @@ def edit(monkeypatch, change) -> None:
 
 
 def check_own(config: Config) -> None:
-    """What `Session.begin` checks of a model of our own."""
+    """What `Session.open` checks of a model of our own."""
     check_described(layout_for(gpt_config(config, vocab_size=1)))
 
 
@@ -214,7 +214,7 @@ SMALL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=8", "data.block_size
 def test_a_model_unlike_its_config_json_is_refused(monkeypatch, change):
     edit(monkeypatch, change)
     with pytest.raises(SnapshotError) as raised:
-        check_own(load_config(SMALL))  # the first that Session.begin does
+        check_own(load_config(SMALL))
     assert f"model/gpt.py {EDITS[change]}" in str(raised.value)
     assert "unlike transformers' GPT2LMHeadModel, which would load another" in str(raised.value)
     assert str(raised.value).endswith("a name of its own: GPTConfig.family in model/gpt.py")

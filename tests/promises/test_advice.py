@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 from omegaconf import OmegaConf
 
 import hubs
@@ -21,9 +22,8 @@ from sealed import seal
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from store.errors import StoreError
-from training.run import start
 from training.run.run_dir import RunLock, refuse_foreign
-from training.run.start import refuse_other_run
+from training.run.start import agree_on_start, refuse_other_run
 
 RUN_DIR = Path("out/mine")
 ANOTHER_RUN = "f" * 32
@@ -41,7 +41,7 @@ def begins(small, tmp_path, monkeypatch):
         refuse_foreign(run_dir)
         lock.acquire(run_dir)
         try:
-            state = start._choose(config, lock).state
+            state = agree_on_start(Accelerator(cpu=True), config, lock).state
         finally:
             lock._lock.release()
         return None if state is None else state.step

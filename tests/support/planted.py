@@ -209,7 +209,7 @@ FAULTS = [
     ),
     Fault(
         "an upload that nobody awaits",
-        "training/run/uploading.py",
+        "training/run/records.py",
         "    if uploads is None or store is None:\n        return\n    name = store",
         "    if True:\n        return\n    name = store",
         ("upload", "store"),

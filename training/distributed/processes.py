@@ -21,6 +21,8 @@ from accelerate.utils import DistributedType, broadcast
 from common.command import say_error
 from config.schema import ConfigError, RunConfig
 from data.errors import DataError, TextLost, TextUnreachable
+from model.frozen import FrozenError
+from model.lora import LoraError
 from snapshot.errors import SnapshotError
 from store.errors import StoreError, StoreUnreachable
 from training.distributed.launch_file import refusals
@@ -54,7 +56,7 @@ LOST = (
     "Watchdog caught collective operation timeout",
 )
 """Texts in torch's errors that only report the end of another process."""
-USER_MISTAKES = (ConfigError, DataError, SnapshotError, StoreError)
+USER_MISTAKES = (ConfigError, DataError, SnapshotError, StoreError, FrozenError, LoraError)
 """Errors that are shown as a sentence, without a traceback."""
 TEMPORARY = (StoreUnreachable, TextUnreachable, TextLost, OutOfMemory)
 """Errors that are nobody's mistake. The same command may succeed later."""

@@ -117,23 +117,19 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
 
     Returns whether it ends the launcher too, because a restart would fail again.
     """
-    # Only the process that read has this error; the others only see that it is gone.
-    alone = isinstance(error, TextLost)
-    prints = getattr(error, "reported_here", False) or alone or is_local_main_process()
-    if isinstance(error, FailedElsewhere):
+    # Of a lost text, only the process that read has the error; the others see that it is gone.
+    alone = getattr(error, "reported_here", False) or isinstance(error, TextLost)
+    prints = alone or is_local_main_process()
+    has_sentence = isinstance(error, (*USER_MISTAKES, TrainingStopped))
+    if isinstance(error, FailedElsewhere) or (has_sentence and not prints):
         # When a process ends, the launcher ends all: the one that reports must be the first.
         time.sleep(REPORTING_SECONDS)
-        return error.for_good and prints
-    if isinstance(error, (*USER_MISTAKES, TrainingStopped)) and not prints:
-        time.sleep(REPORTING_SECONDS)
-        return False
-    if isinstance(error, TrainingStopped):
-        say_error(f"stopped: {error}")
-        if session is not None:
+        return isinstance(error, FailedElsewhere) and error.for_good and prints
+    if has_sentence:
+        is_stop = isinstance(error, TrainingStopped)
+        say_error(f"{'stopped' if is_stop else 'error'}: {error}")
+        if is_stop and session is not None:
             session.flush_uploads(STOPPED_FLUSH_SECONDS)
-        return is_lasting(error)
-    if isinstance(error, USER_MISTAKES):
-        say_error(f"error: {error}")
         return is_lasting(error)
     if not is_lost_peer(error):
         say_error("".join(traceback.format_exception(error)).rstrip())

@@ -19,18 +19,16 @@ from data.tokenizer import Tokenizer, refuse_larger_than
 from data.tokenizer_files import generation_settings
 from model.families import build_empty
 from model.family import LanguageModel
-from model.frozen import AUTO, FLOAT32, NF4, FrozenError, keep_frozen, refuse_without_kernels
+from model.frozen import AUTO, FLOAT32, NF4, keep_frozen, refuse_without_kernels
 from model.gpt import GPT2
 from model.layout import ModelError
-from model.lora import Lora, LoraError
+from model.lora import Lora
 from model.new_weights import draw
 from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
 from snapshot.disk.load import TensorReader, restore, restore_weights
 from snapshot.disk.model import (
     WHOLE,
     Adapters,
-    check_described,
-    layout_for,
     model_errors,
     read_adapters,
 )
@@ -61,20 +59,20 @@ def find_pretrained(
     if (named := other_model(config.model)) is None:
         return None
     key, value = named
-    timeout, is_pretrained = config.hub.timeout_seconds, key == "model.pretrained"
-    found: list[Base] = []
+    timeout, has_weights = config.hub.timeout_seconds, key == "model.pretrained"
+    on_main: list[Base] = []
 
-    def find() -> str:
-        found.append(open_base(key, value, timeout, is_pretrained))
-        return found[0].place or found[0].name
+    def choose() -> str:
+        on_main.append(open_base(key, value, timeout, has_weights))
+        return on_main[0].place or on_main[0].name
 
     def open_here() -> Base:
-        return found[0] if found else open_base(key, where, timeout, is_pretrained)
+        return on_main[0] if on_main else open_base(key, chosen, timeout, has_weights)
 
     if start.folder is not None:
         base = Base(f"{key}={value}", start.folder)
     else:
-        where = decided_by_main(accelerator, find)
+        chosen = decided_by_main(accelerator, choose)
         base = replace(local_main_first(accelerator, open_here), key=f"{key}={value}")
     # A model that cannot be built here is refused before the text is prepared.
     sizes = base.on_text(1, 1).config(dropout=0.0, activation_checkpointing=False)
@@ -105,8 +103,8 @@ class PretrainedModel:
         """Build the model of `base`, or that of the snapshot which the run resumes from.
 
         `state` gets what snapshots say of the base of adapters. The parameters have no values, and
-        take no memory before they are sharded. Every process must call this. Raises ConfigError,
-        DataError, SnapshotError and StoreError.
+        take no memory before they are sharded. Every process must call this. Raises any of
+        `USER_MISTAKES`.
         """
         accelerator, base, keys = self._accelerator, self.base, self._config.model
         if state.frozen_dtype == NF4:  # of a snapshot; what the configuration asks for is checked
@@ -121,11 +119,8 @@ class PretrainedModel:
             here = accelerator.is_local_main_process
             self.weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
             run_on_main(accelerator, lambda: check_weights(base, sizes))
-        check_described(layout_for(sizes))
         try:
             model = build_empty(replace(sizes, lora=lora_of(keys)))
-        except LoraError as error:
-            raise ConfigError(str(error)) from error
         except ModelError as error:
             raise ConfigError(f"{base.key} {error}") from error
         if (lora := model.config.lora) is not None:
@@ -166,11 +161,8 @@ class PretrainedModel:
 
 
 def refuse_nf4(accelerator: Accelerator) -> None:
-    """Raise ConfigError where weights in four bits are not possible."""
-    try:
-        refuse_without_kernels()
-    except FrozenError as error:
-        raise ConfigError(str(error)) from error
+    """Raise FrozenError or ConfigError where weights in four bits are not possible."""
+    refuse_without_kernels()
     precision = accelerator.mixed_precision
     if precision not in ("no", "bf16") and (accelerator.is_fsdp2 or precision != "fp16"):
         where = " under FSDP" if accelerator.is_fsdp2 else ""
@@ -192,7 +184,7 @@ def choose_frozen_dtype(
 ) -> None:
     """Keep what is not trained as `model.frozen_dtype` says, and note that in the run's state.
 
-    A run that resumes keeps what it began with. Raises ConfigError.
+    A run that resumes keeps what it began with. Raises FrozenError.
     """
     if all(parameter.requires_grad for parameter in model.parameters()):
         return
@@ -201,10 +193,7 @@ def choose_frozen_dtype(
         state.frozen_dtype = config.model.frozen_dtype
     elif state.frozen_dtype is None:
         state.frozen_dtype = stored_as
-    try:
-        keep_frozen(model, state.frozen_dtype, stored_as, filled=False)
-    except FrozenError as error:
-        raise ConfigError(str(error)) from error
+    keep_frozen(model, state.frozen_dtype, stored_as, filled=False)
 
 
 def fill_weights(
@@ -220,21 +209,20 @@ def fill_weights(
     Model and optimizer are prepared; each process fills its shard alone. Adapters on a base are
     new. Every process must call this. Raises SnapshotError.
     """
-    base = None if pretrained is None else pretrained.weights
-    if base is not None:
-        run_on_all(accelerator, lambda: restore_weights(base, model))
-    if (folder := start.folder) is not None:
-        run_on_all(accelerator, lambda: restore(folder, model, optimizer))
-        assert start.state is not None
-        if accelerator.scaler is not None and start.state.loss_scaler is not None:
-            accelerator.scaler.load_state_dict(start.state.loss_scaler)
-    else:
+    base, folder = None if pretrained is None else pretrained.weights, start.folder
 
-        def draw_new() -> None:
-            with model_errors("The model "):
-                draw(model, seed, adapters_only=base is not None)
+    def fill() -> None:
+        if base is not None:
+            restore_weights(base, model)
+        if folder is not None:
+            restore(folder, model, optimizer)
+            return
+        with model_errors("The model "):
+            draw(model, seed, adapters_only=base is not None)
 
-        run_on_all(accelerator, draw_new)
+    run_on_all(accelerator, fill)
+    if start.state is not None and start.state.loss_scaler and accelerator.scaler is not None:
+        accelerator.scaler.load_state_dict(start.state.loss_scaler)
 
 
 def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, Any]:

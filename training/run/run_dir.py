@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from threading import Lock
 
 from accelerate import Accelerator
@@ -31,7 +30,7 @@ from training.reporting.trackers import FOLDER as TRACKERS
 EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
 WRITTEN = (CONFIG_FILE, METRICS, CURVES, TRACKERS, LOCK, EXIT_CODE)
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 30
 """How long to wait for a process that is just ending, with a snapshot to write first."""
 
 
@@ -108,9 +107,12 @@ class RunLock:
         lock = file_lock(folder / LOCK)
         try:
             _make(folder)
-            if snapshots_in(folder).is_dir():  # report before any work that it is not writable
-                TemporaryFile(prefix=TEMPORARY_PREFIX, dir=snapshots_in(folder)).close()
-            if not _acquired(lock, run_dir):
+            try:
+                has_locks = acquire(lock, 0)
+            except Timeout:
+                say_error(f"{run_dir} is in use by another process: waiting up to {WAIT_SECONDS} s")
+                has_locks = acquire(lock, WAIT_SECONDS)
+            if not has_locks:
                 say_error(
                     f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps "
                     "a second attempt out of it while this one trains."
@@ -199,19 +201,9 @@ def _make(run_dir: Path) -> None:
         snapshots_in(run_dir).mkdir(exist_ok=True)
 
 
-def _acquired(lock: FileLock, run_dir: Path) -> bool:
-    """Whether the lock is held; False on a file system without locks."""
-    try:
-        return acquire(lock, 0)
-    except Timeout:
-        say_error(f"{run_dir} is in use by another process: waiting up to {WAIT_SECONDS:.0f} s")
-        return acquire(lock, WAIT_SECONDS)
-
-
 def not_writable(run_dir: Path, error: OSError) -> ConfigError:
     """The error for a disk that refuses what a run writes at its start."""
     where = f" ({error.filename})" if error.filename else ""
-    remedy = (
-        "Free some space." if is_full(error) else "Set run.dir to a folder that you may write to."
-    )
+    own = "Set run.dir to a folder that you may write to."
+    remedy = "Free some space." if is_full(error) else own
     return ConfigError(f"run.dir={run_dir} cannot be written: {error.strerror}{where}. {remedy}")

@@ -16,13 +16,13 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from config.schema import Config, gpt_config, other_model
+from config.schema import Config
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
 from model.frozen import NF4
-from snapshot.disk.model import check_described, layout_for
+from snapshot.disk.model import model_errors
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
@@ -58,12 +58,17 @@ from training.run.pretrained import (
     generation,
     refuse_nf4,
 )
-from training.run.records import BestSnapshot, begin_records, evaluation_is_pending
+from training.run.records import (
+    BestSnapshot,
+    begin_records,
+    begin_uploads,
+    evaluation_is_pending,
+    finish_uploads,
+)
 from training.run.run_dir import RunLock, lock_run_dir
 from training.run.start import agree_on_start, refuse_other_run, remove_downloads, state_at
 from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Due, Phase, Signals
 from training.run.text import begin_stream, blocks_of, data_facts
-from training.run.uploading import begin_uploads, finish_uploads
 from training.run.writer import SnapshotWriter
 from training.step import build_gradient_buckets, compute_reproducibly
 
@@ -85,6 +90,7 @@ class Session:
         self._lock = lock
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
+        self._best: BestSnapshot | None = None
         self._due = Due()
         self.finished = False
         self._sample: str | None = None
@@ -99,8 +105,6 @@ class Session:
         """
         self.accelerator = accelerator
         check_configuration(accelerator, self.config)
-        if other_model(self.config.model) is None:
-            check_described(layout_for(gpt_config(self.config, vocab_size=1)))
         if self.config.model.frozen_dtype == NF4:
             refuse_nf4(accelerator)
         lock_run_dir(accelerator, self.config, self._lock)
@@ -151,6 +155,8 @@ class Session:
     def open(self, model: LanguageModel) -> None:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
+        with model_errors():
+            model.refuse_undescribed()
         choose_frozen_dtype(config, state, self.pretrained, model)
         check_model(accelerator, model)
         convert_to_fp8(model)
@@ -163,6 +169,8 @@ class Session:
         def begin_on_main() -> bool:
             """Begin the records and the uploads; whether the newest step is yet to evaluate."""
             begin_records(console, config, start, state)
+            if config.snapshot.keep_best:
+                self._best = BestSnapshot(config, state, start)
             header.print_header(console, accelerator, config, self.corpus, model, start, state)
             self._uploads = begin_uploads(console, config, start, state)
             return evaluation_is_pending(config, start, state)
@@ -181,7 +189,7 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
-        run_on_all(accelerator, lambda: remove_downloads(config, self._lock))
+        remove_downloads(config, self._lock)
         open_trackers(accelerator, self.console, config, state.run_id, state.step)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
@@ -194,7 +202,6 @@ class Session:
             track=accelerator.log,
             blocks_read=blocks_of(corpus, config),
         )
-        self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         self._writer = SnapshotWriter(
             accelerator,
             config,
@@ -281,7 +288,8 @@ class Session:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
         self.report.held_out(self.state.step, loss, self.corpus.info)
         self.state.update_best_loss(loss)
-        self._best.evaluated(self.state.step, loss)
+        if self._best is not None:
+            self._best.evaluated(self.state.step, loss)
         self._held_out = loss
 
     def report_sample(self, text: str) -> None:
@@ -363,7 +371,7 @@ class Session:
             code = self._lock.note_exit(code)
             if why:
                 self._say_now(f"stopped by {why}. {RESUME}")
-            if not why:  # an error ended the run before, perhaps while it writes a snapshot
+            else:  # an error ended the run before, perhaps while it writes a snapshot
                 self.finish_writing(WRITING_SECONDS)
         finally:
             os._exit(code)

@@ -27,9 +27,9 @@ from snapshot.source import find
 from snapshot.start import Start, choose_start
 from training.distributed.launcher import is_one_machine
 from training.distributed.processes import decided_by_main, local_main_first
-from training.run.run_dir import RunLock, not_writable
+from training.run.records import store_of
+from training.run.run_dir import RunLock
 from training.run.text import data_facts
-from training.run.uploading import store_of
 
 MUST_MATCH = (
     "model.pretrained",
@@ -59,12 +59,20 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     downloads it. Raises SnapshotError where a snapshot cannot be used or is another run's by the
     configuration, and where another machine can neither see nor download the chosen one.
     """
-    start, root = Start(None, None, ""), snapshots_in(Path(config.run.dir))
+    run_dir, start = Path(config.run.dir), Start(None, None, "")
+    root = snapshots_in(run_dir)
 
     def choose() -> list[str | None]:
         """The chosen one's identity, its folder as others see it, and its name in a store."""
         nonlocal start
-        start = _choose(config, lock)
+        store = store_of(config)
+        start = choose_start(
+            run_dir,
+            config.snapshot.resume,
+            None if store is None else replace(store, for_all=lock.own_disks),
+            timeout=config.hub.timeout_seconds,
+            refuse=partial(refuse_other_run, config=as_plain(config)),
+        )
         if (folder := start.folder) is None:
             return []
         place = folder.relative_to(root) if folder.is_relative_to(root) else folder.absolute()
@@ -74,14 +82,18 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     if not chosen:
         return start
     identity, place, remote = chosen
+    folder = root / str(place)
 
     def on_this_machine() -> Start:
         if accelerator.is_main_process:
             return start
         if accelerator.is_local_main_process:  # of another machine
             remove_downloads(config, lock)  # that were cut off, and may fill the disk
-            fetch_chosen(root / str(place), str(identity), remote, config)
-        return _same(root / str(place), str(identity))
+            fetch_chosen(folder, str(identity), remote, config)
+        if manifest_sha256(folder) != identity:
+            what = f"{folder} differs from the snapshot of the main process"
+            raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
+        return Start(folder, read_state(folder), "")
 
     return on_this_machine() if is_one_machine() else local_main_first(accelerator, on_this_machine)
 
@@ -104,58 +116,31 @@ def fetch_chosen(folder: Path, identity: str, remote: str | None, config: Config
     prune(folder.parent, newest, config.snapshot.keep)
 
 
-def _same(folder: Path, identity: str) -> Start:
-    """The start of a process that sees the chosen snapshot. Raises SnapshotError for another."""
-    if manifest_sha256(folder) != identity:
-        what = f"{folder} differs from the snapshot of the main process"
-        raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
-    return Start(folder, read_state(folder), "")
-
-
-def _choose(config: Config, lock: RunLock) -> Start:
-    store = store_of(config)
-    return choose_start(
-        Path(config.run.dir),
-        config.snapshot.resume,
-        None if store is None else replace(store, for_all=lock.own_disks),
-        timeout=config.hub.timeout_seconds,
-        refuse=partial(refuse_other_run, config=as_plain(config)),
-    )
-
-
 def remove_downloads(config: Config, lock: RunLock) -> None:
     """Remove what was downloaded for this start alone, in each process that has the `lock`."""
-    if not lock.is_held:
-        return
-    run_dir = Path(config.run.dir)
-    try:
-        remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
-    except OSError as error:
-        raise not_writable(run_dir, error) from error
+    if lock.is_held:
+        remove_leftovers(snapshots_in(Path(config.run.dir)))  # such as another run's snapshot
 
 
 def state_at(
     start: Start, config: Config, corpus: Corpus, computed_on: str, base: Base | None
 ) -> RunState:
     """The run's state at the start of this attempt, with its configuration and machine."""
-    attempt = uuid.uuid4().hex
-    plain, facts = as_plain(config), data_facts(corpus)
-    if start.state is not None:
-        return replace(
-            start.state, attempt_id=attempt, config=plain, data=facts, computed_on=computed_on
+    plain, facts, state = as_plain(config), data_facts(corpus), start.state
+    if state is None:
+        state = RunState(
+            run_id=uuid.uuid4().hex,
+            attempt_id="",
+            step=0,
+            epoch=0,
+            seed=config.train.seed,
+            best_loss=None,
+            config=plain,
+            data=facts,
+            base=None if base is None else public_name(base.name),
         )
-    return RunState(
-        run_id=uuid.uuid4().hex,
-        attempt_id=attempt,
-        step=0,
-        epoch=0,
-        seed=config.train.seed,
-        best_loss=None,
-        config=plain,
-        data=facts,
-        computed_on=computed_on,
-        base=None if base is None else public_name(base.name),
-    )
+    attempt = uuid.uuid4().hex
+    return replace(state, attempt_id=attempt, config=plain, data=facts, computed_on=computed_on)
 
 
 def refuse_other_run(
@@ -174,12 +159,23 @@ def refuse_other_run(
     frozen_dtype = value_of(config, "model.frozen_dtype")
     if frozen_dtype != AUTO:  # which keeps what the run began with
         pairs["model.frozen_dtype"] = (state.frozen_dtype or FLOAT32, frozen_dtype)
+    text, facts = [], state.data
+    if data is not None:
+        pairs["vocabulary"] = (facts.get("vocabulary"), data["vocabulary"])
+        if facts.get("fingerprint") != data["fingerprint"]:
+            before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
+            pairs["data.tokenizer"] = (before, now)
+            if before == now:  # otherwise the text may be the same: this is of its tokens
+                text.append(
+                    f"text: {facts.get('name')} ({str(facts.get('fingerprint'))[:8]}) in the "
+                    f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, or another "
+                    "data.val_fraction, data.window_bytes or data.mix, or data.held_out_split"
+                )
     differences = [
         f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
         for key, (before, now) in pairs.items()
         if before != now
-    ]
-    differences += [] if data is None else _differences_of_text(state, config, data)
+    ] + text
     if differences:
         raise OtherRun(
             f"the snapshot of step {state.step} belongs to another run:\n  "
@@ -187,24 +183,3 @@ def refuse_other_run(
             + "\nRestore these values, or give the new run another run.name (and hub.repo_id). To "
             "begin that one from these weights, set model.pretrained=<this run or repo>."
         )
-
-
-def _differences_of_text(
-    state: RunState, config: dict[str, Any], data: dict[str, Any]
-) -> list[str]:
-    """How the text and its tokens differ from those of a snapshot."""
-    known, differences = state.data, []
-    if (size := known.get("vocabulary")) != data["vocabulary"]:
-        differences.append(f"vocabulary: {size} tokens in the snapshot, {data['vocabulary']} now")
-    if known.get("fingerprint") == data["fingerprint"]:
-        return differences
-    before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
-    if before != now:  # the fingerprint is that of tokens, so the text may be the same
-        known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
-        return [*differences, f"data.tokenizer: {known_as}"]
-    return [
-        *differences,
-        f"text: {known.get('name')} ({str(known.get('fingerprint'))[:8]}) in the snapshot, "
-        f"{data['name']} ({data['fingerprint'][:8]}) now, or another data.val_fraction, "
-        "data.window_bytes or data.mix, or data.held_out_split",
-    ]

@@ -212,7 +212,7 @@ class Agreement:
         return Due(save or end, evaluate, sample, end)
 
     def _compare(self) -> None:
-        """Learn whether any process is to stop, and whether the minutes are over."""
+        """Learn whether any process is to stop, and whether the minutes are over. All call this."""
         now, minutes = time.monotonic(), self._config.snapshot.every_minutes
         pace = (now - self._compared_at) / self._steps
         cause = self._signals.cause or 0
@@ -221,7 +221,11 @@ class Agreement:
         is_time = minutes is not None and now - self._saved_at >= 60 * minutes
         is_time = is_time and self._accelerator.is_main_process  # by one clock
         if self._accelerator.num_processes > 1:
-            cause, pace, is_time = self._largest_of_all(cause, pace, is_time)
+            import torch
+
+            mine = torch.tensor([[float(cause), pace, is_time]], device=self._accelerator.device)
+            largest: list[float] = self._accelerator.gather(mine).amax(dim=0).tolist()
+            cause, pace, is_time = int(largest[0]), largest[1], bool(largest[2])
         # Twice as many at most, because the first steps may be faster than later ones.
         self._every = min(max(1, int(AGREE_SECONDS / max(pace, 1e-4))), 2 * self._every)
         self._minutes_are_over = self._minutes_are_over or is_time
@@ -230,12 +234,3 @@ class Agreement:
             limit = f"={self._config.run.max_minutes:g}" if cause == TIME_IS_OVER else ""
             self.reason = f"{CAUSES[cause].name}{limit}"
             self._signals.stop(cause)
-
-    def _largest_of_all(self, cause: int, pace: float, is_time: bool) -> tuple[int, float, bool]:
-        """The largest cause, pace and answer of all processes. Every process must call this."""
-        import torch
-
-        mine = torch.tensor([[float(cause), pace, float(is_time)]], device=self._accelerator.device)
-        gathered = self._accelerator.gather(mine)  # (processes, 3)
-        cause, pace, is_time = gathered.max(dim=0).values.tolist()
-        return int(cause), pace, bool(is_time)

@@ -24,7 +24,7 @@ from model.sharded import is_sharded, reshard
 from snapshot.disk.folder import prune, snapshots_in, write_json
 from snapshot.disk.model import Adapters
 from snapshot.disk.save import Snapshot, Writers, is_coherent
-from snapshot.disk.state import RunState, token_unit
+from snapshot.disk.state import RunState
 from snapshot.disk.tensors import refuse_other_moments
 from snapshot.errors import NumberFault, SnapshotError, Unresumable, is_full
 from training.distributed.accelerator import unwrapped
@@ -33,14 +33,10 @@ from training.distributed.processes import group_of_threads, is_on_any, raise_if
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.curves import Curves
-from training.reporting.header import computed_on
 from training.reporting.report import LOWER_RATE, Report
 from training.reporting.speed import EVALUATION, SNAPSHOT
-from training.run.records import BestSnapshot
-from training.run.uploading import hand_over
+from training.run.records import BestSnapshot, hand_over
 
-MEMORY_FACTOR = 2
-"""Free memory that copies require, as a multiple of what they take."""
 NO_ROOM = "Free some space and start the same command again."
 NO_GRADIENT = (
     "The loss of a step depends on every parameter that is trained: use it in each forward pass, "
@@ -50,7 +46,7 @@ NO_GRADIENT = (
 
 def room_for_copies() -> int:
     """Bytes that this process may use for copies: its share of half of what is free."""
-    return memory_left() // MEMORY_FACTOR
+    return memory_left() // 2
 
 
 class SnapshotWriter:
@@ -69,7 +65,7 @@ class SnapshotWriter:
         optimizer: Optimizer,
         tokenizer: Tokenizer,
         report: Report,
-        best: BestSnapshot,
+        best: BestSnapshot | None = None,
         adapters: Adapters | None = None,
         generation: dict[str, Any] | None = None,
         own_disks: bool = False,
@@ -91,7 +87,7 @@ class SnapshotWriter:
         self._writers = writers_of(accelerator, bare_model, self._root, seconds, own_disks)
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self._stream: torch.Stream | None = None
-        self._step, self._unit = 0, "token"
+        self._step = 0
         self._snapshot: Snapshot | None = None
 
     def begin(self, state: RunState, sample: str | None, end: bool) -> None:
@@ -107,11 +103,9 @@ class SnapshotWriter:
             wait([self.written])  # the thread may still draw the curves of the one before
             self._report_outcome()
         self._step = state.step
-        self._unit = token_unit(state.data)
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
-        state.computed_on = computed_on(accelerator)
         try:
             snapshot = self._snapshot = Snapshot(
                 self._root,
@@ -208,15 +202,15 @@ class SnapshotWriter:
         """Draw the curves, and offer the newest snapshot for upload."""
         report = self._report
         if self._accelerator.is_main_process:
-            self._curves.draw(report.console, self._unit)
+            self._curves.draw(report.console, self._tokenizer.unit)
             hand_over(
                 report.console,
                 report.uploads,
                 self._config,
                 report.last_snapshot,
                 sample,
-                best_loss=best_loss,
-                best=lambda: self._best.newest,
+                best_loss,
+                self._best,
             )
 
     def prune(self, newest: int) -> None:
@@ -226,7 +220,7 @@ class SnapshotWriter:
         report, uploads = self._report, self._report.uploads
         try:
             needed = () if uploads is None else uploads.pending_folders()
-            best = self._best.newest
+            best = None if self._best is None else self._best.newest
             best_step = None if best is None else best.step
             prune(self._root, newest, self._config.snapshot.keep, best_step, needed)
         except (OSError, SnapshotError) as error:

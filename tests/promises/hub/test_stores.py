@@ -24,7 +24,7 @@ from store.errors import StoreMissing, StoreRefused, StoreUnreachable
 from store.files import Files
 from store.kinds import open_store
 from store.uploader import Uploader
-from training.run.uploading import store_of
+from training.run.records import store_of
 
 RUN, OTHER_RUN = "1" * 32, "2" * 32
 FIRST, SECOND, THIRD = "a" * 32, "b" * 32, "c" * 32

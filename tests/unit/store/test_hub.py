@@ -24,7 +24,7 @@ from store.fetch import INFERENCE, fetch_newest, read_store
 from store.files import Disk
 from store.hub import Hub
 from store.kinds import open_store
-from training.run.uploading import begin_uploads
+from training.run.records import begin_uploads
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so

@@ -12,7 +12,7 @@ from config.schema import HubConfig
 from store.errors import StoreError
 from store.uploader import UploadStatus
 from training.reporting.console import Console
-from training.run.uploading import finish_uploads, hand_over
+from training.run.records import finish_uploads, hand_over
 
 HTTP_503 = StoreError("the Hub answers HTTP 503: maintenance", "HTTP 503")
 

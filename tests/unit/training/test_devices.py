@@ -40,11 +40,10 @@ def test_a_compiled_run_on_a_gpu_does_not_choose_by_time(monkeypatch):
 
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda _: None)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
-    with inductor.patch(deterministic=False):
-        compute_reproducibly()
-        assert not inductor.deterministic
-        compute_reproducibly(compiled=True)
-        assert inductor.deterministic
+    for is_compiled in (False, True):
+        with inductor.patch(deterministic=False):
+            compute_reproducibly(is_compiled)
+            assert inductor.deterministic == is_compiled
 
 
 class ProcessGroup(str):
@@ -62,11 +61,8 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     run = load_config(["run.start_timeout_seconds=700"]).run
 
     waited = []
-    accelerator = SimpleNamespace(
-        num_processes=2, wait_for_everyone=lambda: waited.append(dict(waits))
-    )
-    timeouts = ProcessGroupTimeouts(accelerator, run)
-
+    wait = lambda: waited.append(dict(waits))  # noqa: E731
+    timeouts = ProcessGroupTimeouts(SimpleNamespace(num_processes=2, wait_for_everyone=wait), run)
     assert waits == dict.fromkeys(("all", "shards"), timedelta(seconds=700))
     timeouts.wait_for_everyone(240.5)  # for the last upload
     assert waited == [dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))]

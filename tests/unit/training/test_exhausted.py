@@ -21,11 +21,6 @@ from training.run import command, session
 from training.run.stopping import Phase
 from training.step import freeze
 
-
-def no_room() -> None:
-    torch.empty(2**55)
-
-
 EXHAUSTED = [
     (MemoryError(), EXIT_USER_MISTAKE),
     (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), 2),
@@ -65,19 +60,13 @@ def test_another_error_stays_what_it_is(error):
 def test_a_run_without_memory_ends_with_a_sentence(
     phase, code, word, tmp_path, monkeypatch, capsys
 ):
-    def main(config, session) -> int:
+    def main(config, session) -> None:
         session.signals.phase = phase
-        no_room()
-        return 0
+        torch.empty(2**55)
 
-    class Quiet:
-        """Signals that leave those of this process alone."""
-
-        cause = None
-        phase = Phase.NOTHING_BEGUN
-
+    signals = SimpleNamespace(cause=None)  # that leave those of this process alone
     monkeypatch.setattr(sys, "argv", ["train.py", f"run.dir={tmp_path / 'run'}"])
-    monkeypatch.setattr(session, "Signals", lambda *_: Quiet())
+    monkeypatch.setattr(session, "Signals", lambda *_: signals)
     monkeypatch.setattr(command, "_leave", lambda code, lock: sys.exit(code))
     monkeypatch.setattr(command, "make_output_lossy", lambda: None)
     with pytest.raises(SystemExit) as ended:

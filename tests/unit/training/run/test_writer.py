@@ -88,12 +88,10 @@ class Trained:
         model(ids, ids).backward()
         optimizer.step()
         self.report = Report(Console(True, 10, 0), tokens_per_step=64, last_snapshot=None)
-        state = state_at(0)
-        best = BestSnapshot(config, True, state, Start(None, None, ""))
         tokenizer = CharTokenizer("abcdefg")
         tokenizer.save = save_tokenizer
         self.saving = SnapshotWriter(
-            Accelerator(cpu=True), config, model, optimizer, tokenizer, self.report, best
+            Accelerator(cpu=True), config, model, optimizer, tokenizer, self.report
         )
 
     def begin(self, step: int = 3, last: bool = False) -> None:
@@ -274,13 +272,12 @@ def test_the_best_is_the_snapshot_with_the_least_loss_on_this_disk_or_in_the_sto
     for step in (1, 3, 4):  # that of step 2 is gone
         (tmp_path / "snapshots" / f"step-{step:08d}").mkdir(parents=True)
     state = state_at(3)
-    best = BestSnapshot(config, True, state, Start(None, None, ""))
+    best = BestSnapshot(config, state, Start(None, None, ""))
     assert best.newest == Best(1, 1.9)
     best.evaluated(3, 0.5)
     best.evaluated(5, 0.1)  # its snapshot is not there, or not yet
     assert best.newest == Best(3, 0.5)
     latest = SimpleNamespace(run_id=state.run_id, best_step=7, best_loss=0.2)
     contents = SimpleNamespace(latest=latest)
-    best = BestSnapshot(config, True, state, Start(None, None, "", contents=contents))
+    best = BestSnapshot(config, state, Start(None, None, "", contents=contents))
     assert best.newest == Best(7, 0.2)
-    assert BestSnapshot(config, False, state, Start(None, None, "")).newest is None
