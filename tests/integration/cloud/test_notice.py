@@ -9,7 +9,6 @@ import json
 import sys
 import threading
 import time
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -137,40 +136,23 @@ def test_a_machine_that_is_taken_back_ends_with_the_code_for_another(tmp_path, w
     "config", ["cpu.yaml", pytest.param("ddp_cpu.yaml", marks=pytest.mark.slow)]
 )
 def test_a_notice_stops_a_run_with_a_snapshot(small, tmp_path, hub, config):
-    """Within the half minute that Google gives, the upload included; no step is lost."""
-    run_dir = tmp_path / "run"
-    words = [
-        *small,
-        *ENDLESS,
-        "optim.min_learning_rate=0.003",  # the same at each step, so a shorter run has its bits
-        *hubs.words(run_dir),
-    ]
-    launch = runs.launch_command(config, *words)
+    """Within the half minute that Google gives, the upload included."""
+    run_dir, said = tmp_path / "run", tmp_path / "said"
+    launch = runs.launch_command(config, *small, *ENDLESS, *hubs.words(run_dir))
     train = str(runs.ROOT / "train.py")
     at = launch.index("--config_file")
     launch = ["train.py" if word == train else word for word in launch[at:]]
     with Metadata("gcp") as server:
         watched = ["--notice=auto", f"--notice-address={server.address}", "--restarts=5"]
         told = [sys.executable, "-m", "cloud.attempts", *watched, *launch]
-        said = tmp_path / "said"
         with runs.started(told, into=said, forked=False, **hub.environment()) as process:
             runs.wait_until(lambda: server.asked > 1, process)
             wait_for_steps(process, run_dir)
             server.answer, begun = NOTICES["gcp"], time.monotonic()
             assert process.wait(60) == 75, said.read_text()
-            seconds = time.monotonic() - begun
+            print(f"on the Hub and ended {time.monotonic() - begun:.1f} s after the notice")
         server.shutdown()
-    assert "the cloud takes this machine back" in said.read_text()
+    for words in ("the cloud takes this machine back", "stopped   by SIGUSR1"):
+        assert words in said.read_text()
     assert "next attempt" not in said.read_text()
-    assert "stopped   by SIGUSR1" in said.read_text()
-    place = only_snapshot(run_dir)
-    assert hubs.step_of(hub) == step_of(place)
-    print(f"on the Hub and ended {seconds:.1f} s after the notice")
-    again = partial(runs.launch, config, **hub.environment())
-    steps = step_of(place) + 5
-    alone = [*words, "hub.repo_id=null", f"run.dir={tmp_path / 'whole'}"]
-    first = again(*alone, f"train.max_steps={steps}")
-    assert first.returncode == 0, first.stderr
-    rest = again(*words, f"train.max_steps={steps}")
-    assert rest.returncode == 0, rest.stderr
-    runs.assert_same_bits(runs.snapshot(tmp_path / "whole", steps), runs.snapshot(run_dir, steps))
+    assert hubs.step_of(hub) == step_of(only_snapshot(run_dir))
