@@ -93,7 +93,6 @@ class Session:
         self._best: BestSnapshot | None = None
         self._due = Due()
         self.finished = False
-        self._sample: str | None = None
         self._held_out = float("nan")
         self._first = 1
 
@@ -282,7 +281,7 @@ class Session:
     def save(self) -> None:
         """Begin the snapshot of the step; the next update waits for it. All processes call this."""
         assert self._writer is not None
-        self._writer.begin(self.state, self._sample, self._due.end)
+        self._writer.begin(self.state, self._due.end)
 
     def report_evaluation(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
@@ -294,7 +293,8 @@ class Session:
 
     def report_sample(self, text: str) -> None:
         """Report a text that the model has generated; the next upload carries it."""
-        self._sample = text
+        assert self._writer is not None
+        self._writer.sample = text
         self.report.sample(self.state.step, text)
 
     def end(self) -> int:
@@ -311,7 +311,7 @@ class Session:
         assert self._writer is not None
         self.report.clock.enter(END)
         if self._is_last:
-            self._writer.publish(self._sample, self.state.best_loss)
+            self._writer.publish(self.state.best_loss)
             header.print_end(
                 self.console, self.config, self.corpus, self.state, self._held_out, self.report
             )

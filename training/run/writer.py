@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +85,13 @@ class SnapshotWriter:
         self._writers = writers_of(accelerator, bare_model, self._root, seconds, own_disks)
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self._stream: torch.Stream | None = None
+        self.sample: str | None = None
+        """The newest text that the model has generated, for the model card."""
         self._step = 0
         self._snapshot: Snapshot | None = None
 
-    def begin(self, state: RunState, sample: str | None, end: bool) -> None:
-        """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
+    def begin(self, state: RunState, end: bool) -> None:
+        """Begin the snapshot after `state.step`.
 
         Every process must call this, and `finish` before the next update. The snapshot at the `end`
         of the attempt is finished here; raises TrainingStopped when it cannot be written. `publish`
@@ -124,11 +124,8 @@ class SnapshotWriter:
             self.written = Future()
             self.written.set_exception(error)
         else:
-            last = state.step >= self._config.train.max_steps
-            publish = None if last else partial(self.publish, sample)
-            stream = self._background_stream()
-            write = partial(self._write, snapshot, begun, stream, state.step, publish)
-            self.written = self._thread.submit(write)
+            stream, step = self._background_stream(), state.step
+            self.written = self._thread.submit(self._write, snapshot, begun, stream, step)
             if end or accelerator.device.type not in ("cpu", "cuda"):  # others may lack streams
                 wait([self.written])
         self._report.stall_seconds.append(time.perf_counter() - begun)
@@ -198,7 +195,7 @@ class SnapshotWriter:
         reason = f"the snapshot of step {self._step} could not be written: {error}."
         return f"{reason} {self._report.newest_snapshot()}"
 
-    def publish(self, sample: str | None, best_loss: float | None = None) -> None:
+    def publish(self, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""
         report = self._report
         if self._accelerator.is_main_process:
@@ -208,7 +205,7 @@ class SnapshotWriter:
                 report.uploads,
                 self._config,
                 report.last_snapshot,
-                sample,
+                self.sample,
                 best_loss,
                 self._best,
             )
@@ -251,20 +248,15 @@ class SnapshotWriter:
         return self._stream
 
     def _write(
-        self,
-        snapshot: Snapshot,
-        begun: float,
-        stream: torch.Stream | None,
-        step: int,
-        publish: Callable[[], None] | None,
+        self, snapshot: Snapshot, begun: float, stream: torch.Stream | None, step: int
     ) -> None:
         """Write the snapshot of a step, prune and publish, in the thread."""
         with stream or nullcontext():
             self._report.last_snapshot = snapshot.write(room_for_copies)
         self._report.durable_seconds.append(time.perf_counter() - begun)
         self.prune(step)
-        if publish is not None:
-            publish()
+        if step < self._config.train.max_steps:
+            self.publish()
 
     def _save_rest(self, folder: Path) -> None:
         self._tokenizer.save(folder)

@@ -96,7 +96,7 @@ class Trained:
 
     def begin(self, step: int = 3, last: bool = False) -> None:
         """The snapshot of a step."""
-        self.saving.begin(state_at(step), None, end=last)
+        self.saving.begin(state_at(step), end=last)
 
     def finish(self) -> None:
         """The update after it, when the writing has ended."""
