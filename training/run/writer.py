@@ -101,7 +101,7 @@ class SnapshotWriter:
         self._report.clock.enter(SNAPSHOT)
         if self.written is not None:
             wait([self.written])  # the thread may still draw the curves of the one before
-            self._report_outcome()
+            self._report_fault()
         self._step = state.step
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
@@ -132,7 +132,8 @@ class SnapshotWriter:
         self._report.clock.enter(EVALUATION)
         self.pending = not end
         if end:
-            raise_if_any_failed(accelerator, self._stopped(self.written.exception()))
+            fault = self._fault(at_end=True)
+            raise_if_any_failed(accelerator, TrainingStopped(fault) if fault else None)
 
     def check_update(self, step: int) -> None:
         """Raise ConfigError where the first update of an attempt is none that snapshots resume.
@@ -169,31 +170,30 @@ class SnapshotWriter:
             self._report.stall_seconds[-1] += time.perf_counter() - begun
         self.pending = False
         if self.written is not None and self.written.done():
-            self._report_outcome()
+            self._report_fault()
 
-    def _report_outcome(self) -> None:
-        """Warn if the snapshot whose writing has ended failed. Raises an error of the program."""
+    def _report_fault(self) -> None:
+        if fault := self._fault():
+            self._report.console.warn(fault)
+
+    def _fault(self, at_end: bool = False) -> str:
+        """Why the newest snapshot, which has ended, is not written; empty if it is.
+
+        Raises an error of the program.
+        """
         assert self.written is not None
         error, self.written = self.written.exception(), None
-        if error is not None:
-            failure = self._failure(error)
-            self._report.console.warn(f"{failure} Training continues; the next is tried.")
-
-    def _stopped(self, error: BaseException | None) -> TrainingStopped | None:
-        """The error of an attempt that ends without its last snapshot; None if it is written."""
-        self.written = None
         if error is None:
-            return None
-        remedy = LOWER_RATE if isinstance(error, NumberFault) else ""
-        remedy = NO_ROOM if isinstance(error, OSError) and is_full(error) else remedy
-        return TrainingStopped(f"{self._failure(error)} {remedy}".rstrip())
-
-    def _failure(self, error: BaseException) -> str:
-        """Why the snapshot was not written, in sentences. Raises an error of the program."""
+            return ""
         if not isinstance(error, OSError | SnapshotError):
             raise error
-        reason = f"the snapshot of step {self._step} could not be written: {error}."
-        return f"{reason} {self._report.newest_snapshot()}"
+        what = f"the snapshot of step {self._step} could not be written: {error}."
+        remedy = "" if at_end else "Training continues; the next is tried."
+        if at_end and isinstance(error, NumberFault):
+            remedy = LOWER_RATE
+        elif at_end and isinstance(error, OSError) and is_full(error):
+            remedy = NO_ROOM
+        return f"{what} {self._report.newest_snapshot()} {remedy}".rstrip()
 
     def publish(self, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""

@@ -51,19 +51,14 @@ def rules(name: str) -> list[tuple[str, list[int]]]:
     return found
 
 
-def test_a_job_fails_at_a_mistake_and_does_not_count_a_stop():
-    assert rules("job.yaml") == [
-        ("FailJob", [exits.EXIT_USER_MISTAKE]),
-        ("Ignore", [exits.EXIT_AGAIN]),
-        ("Ignore", []),
-    ]
+def test_a_mistake_fails_for_good_and_a_stop_does_not_count():
+    fails = ("FailJob", [exits.EXIT_USER_MISTAKE])
+    assert rules("job.yaml") == [fails, ("Ignore", [exits.EXIT_AGAIN]), ("Ignore", [])]
     *_, drained = job_of("job.yaml")["spec"]["podFailurePolicy"]["rules"]
     assert drained["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert job_of("job.yaml")["spec"]["backoffLimit"] > 0
 
-
-def test_a_set_starts_again_unless_a_machine_has_a_mistake():
-    assert rules("jobset.yaml") == [("FailJob", [exits.EXIT_USER_MISTAKE])]
+    assert rules("jobset.yaml") == [fails]  # for another failure, the set starts again
     assert job_of("jobset.yaml")["spec"]["backoffLimit"] == 0
     policy = manifest("jobset.yaml")["spec"]["failurePolicy"]
     (rule,) = policy["rules"]
@@ -108,21 +103,17 @@ def test_a_pod_has_time_to_stop_a_secret_token_and_the_user_and_check_of_the_ima
 
 def test_the_machines_of_a_set_meet_at_the_first_one():
     content, spec = manifest("jobset.yaml"), job_of("jobset.yaml")["spec"]
-    args = dict(word.split("=", 1) for word in container_of("jobset.yaml")["args"] if "=" in word)
-    set_name = content["metadata"]["name"]
+    container, set_name = container_of("jobset.yaml"), content["metadata"]["name"]
+    args = dict(word.split("=", 1) for word in container["args"] if "=" in word)
+    machines, gpus = int(args["--num_machines"]), container["resources"]["limits"]["nvidia.com/gpu"]
     first = f"{set_name}-{content['spec']['replicatedJobs'][0]['name']}-0-0.{set_name}"
     assert args["--main_process_ip"] == first
     assert content["spec"]["network"]["enableDNSHostnames"]
-    (port,) = container_of("jobset.yaml")["ports"]
+    (port,) = container["ports"]
     assert int(args["--main_process_port"]) == port["containerPort"]
-    machines, gpus = (
-        int(args["--num_machines"]),
-        container_of("jobset.yaml")["resources"]["limits"]["nvidia.com/gpu"],
-    )
     assert (spec["completions"], spec["parallelism"]) == (machines, machines)
     assert int(args["--num_processes"]) == machines * gpus
-    assert args["--machine_rank"] == "$(MACHINE_RANK)"
-    (rank,) = (one for one in container_of("jobset.yaml")["env"] if one["name"] == "MACHINE_RANK")
+    assert (args["--machine_rank"], spec["completionMode"]) == ("$(MACHINE_RANK)", "Indexed")
+    (rank,) = (one for one in container["env"] if one["name"] == "MACHINE_RANK")
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     assert rank["valueFrom"]["fieldRef"]["fieldPath"] == index
-    assert spec["completionMode"] == "Indexed"

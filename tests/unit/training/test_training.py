@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -203,10 +202,3 @@ def test_metrics_of_one_process_alone_are_refused(tmp_path):
     report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {"mine": 1})
     with pytest.raises(ConfigError, match="other metrics on one process than on another"):
         report.write(accelerator)
-
-
-def test_json_lines_never_hold_what_is_no_json(tmp_path):
-    metrics = MetricsFile(tmp_path / "metrics.jsonl", step=0)
-    with pytest.raises(ValueError, match="JSON"):
-        metrics.append([{"event": "train", "step": 1, "loss": float("nan")}])
-    assert [json.loads(line) for line in metrics.path.read_text().splitlines()] == []
