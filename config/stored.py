@@ -23,9 +23,9 @@ def read_config(path: Path) -> dict[str, Any] | None:
     """The configuration that a run has written to a file; None if it is missing or any other."""
     with suppress(Exception):  # unrelated types: it may be any file
         if path.stat().st_size <= LARGEST_BYTES:
-            found = OmegaConf.to_container(OmegaConf.load(path))
-            if isinstance(found, dict) and found.keys() >= SECTIONS:
-                return {str(key): value for key, value in found.items()}
+            content = OmegaConf.to_container(OmegaConf.load(path))
+            if isinstance(content, dict) and content.keys() >= SECTIONS:
+                return {str(key): value for key, value in content.items()}
     return None
 
 

@@ -54,8 +54,10 @@ def check_fits(
     if not on_cpu():
         return
     of_trained = 2 + OPTIMIZERS[optim.name].moments  # times the bytes of its weight
-    parameters = model.parameters()
-    needed = sum(one.nbytes * (of_trained if one.requires_grad else 1) for one in parameters)
+    needed = sum(
+        parameter.nbytes * (of_trained if parameter.requires_grad else 1)
+        for parameter in model.parameters()
+    )
     needed = int(needed) // (started_processes() if fsdp_requested() else 1)
 
     def check() -> None:

@@ -142,18 +142,18 @@ class PretrainedModel:
 
     def _find_base(self, lora: Lora, snapshot: Path, state: RunState) -> Adapters:
         """Find the base of the adapters in a snapshot, whose weights `fill_weights` reads."""
-        held, here = read_adapters(snapshot), self._accelerator.is_local_main_process
-        assert held is not None, "check_snapshot has found them"
+        stored, here = read_adapters(snapshot), self._accelerator.is_local_main_process
+        assert stored is not None, "check_snapshot has found them"
         timeout, named = self._config.hub.timeout_seconds, self._config.model.pretrained
 
-        def find() -> Path:
-            found = open_base_of(held, state.base_digest, snapshot, timeout, named)
-            return found.fetch_weights(here)
+        def fetch() -> Path:
+            base = open_base_of(stored, state.base_digest, snapshot, timeout, named)
+            return base.fetch_weights(here)
 
-        self.weights = local_main_first(self._accelerator, find)
-        is_folder = held.revision is None and "://" not in held.base
-        name = str(self.weights.absolute()) if is_folder else held.base
-        return replace(held, lora=lora, base=self._public(name))
+        self.weights = local_main_first(self._accelerator, fetch)
+        is_folder = stored.revision is None and "://" not in stored.base
+        name = str(self.weights.absolute()) if is_folder else stored.base
+        return replace(stored, lora=lora, base=self._public(name))
 
     def _public(self, name: str) -> str:
         """The name of a base in snapshots; others may read those that are uploaded."""
@@ -175,8 +175,8 @@ def refuse_nf4(accelerator: Accelerator) -> None:
 def _dtype_in(weights: Path) -> str:
     """The dtype of `model.frozen.DTYPES` that holds each number of the matrices in files."""
     with TensorReader(weights, WHOLE) as reader:
-        found = reader.dtypes()
-    return IN_FILES.get(found.pop(), FLOAT32) if len(found) == 1 else FLOAT32
+        dtypes = reader.dtypes()
+    return IN_FILES.get(dtypes.pop(), FLOAT32) if len(dtypes) == 1 else FLOAT32
 
 
 def choose_frozen_dtype(

@@ -61,7 +61,7 @@ def _is_foreign(path: Path) -> bool:
     """Whether a path holds anything but an exit code, or downloads of a start that was killed."""
     with suppress(OSError):  # reported when a file is created there
         if path.is_dir():
-            return any(not one.name.startswith(TEMPORARY_PREFIX) for one in path.iterdir())
+            return any(not file.name.startswith(TEMPORARY_PREFIX) for file in path.iterdir())
         if path.name == EXIT_CODE and exit_code_in(path) is not None:
             return False
         return path.stat().st_size > 0
