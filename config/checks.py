@@ -190,10 +190,8 @@ def _adapters_and_frozen(config: Config) -> Mistakes:
         if model.pretrained is None:
             yield "model.lora_rank", "needs model.pretrained, the model to add adapters to. Set it"
         if freeze:
-            yield (
-                "optim.freeze",
-                f"has no effect with model.lora_rank={model.lora_rank}. Leave it out",
-            )
+            what = f"has no effect with model.lora_rank={model.lora_rank}. Leave it out"
+            yield "optim.freeze", what
         return
     for key in ("model.lora_alpha", "model.lora_targets"):
         if value_of(config, key):
@@ -209,8 +207,10 @@ def _adapters_and_frozen(config: Config) -> Mistakes:
 def _optimizer(config: Config) -> Mistakes:
     optim, rate = config.optim, config.optim.learning_rate
     has_recipe = other_model(config.model) is not None and not is_preset(config.model)
-    if rate == 0 and has_recipe and optim.name != "adamw":  # see rate_of_recipe
-        yield "optim.learning_rate", f"has no default for optim.name={optim.name}. Set it"
+    if rate == 0 and optim.name in OPTIMIZERS:
+        no_default = f"has no default for optim.name={optim.name}. Set it"  # see rate_of_recipe
+        is_set = optim.name == "adamw" or not has_recipe
+        yield "optim.learning_rate", "must be above 0" if is_set else no_default
     elif 0 < rate < optim.min_learning_rate:
         yield "optim.min_learning_rate", f"must be between 0 and optim.learning_rate={rate}"
     # OmegaConf accepts lists of lists.
@@ -247,6 +247,6 @@ def _why_no_store(url: str) -> str | None:
 
 
 RULES = (
-    *(_optimizer, _single_keys, _streaming, _model_and_tokenizer),
-    *(_adapters_and_frozen, _store_and_time),
+    *(_single_keys, _streaming, _model_and_tokenizer),
+    *(_adapters_and_frozen, _optimizer, _store_and_time),
 )

@@ -107,7 +107,7 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
-    learning_rate: float = number(1e-3, TINY, HUGE)
+    learning_rate: float = number(1e-3, 0, HUGE)
     """The peak learning rate, after the warm-up."""
     min_learning_rate: float = number(1e-4, 0, HUGE)
     """The learning rate of the last step."""

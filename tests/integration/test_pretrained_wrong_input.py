@@ -171,7 +171,7 @@ ARGUMENTS = {
     "model=llama_tiny model.pretrained=a/b": "model=llama_tiny has no effect with model.pretrained",
     "model=llama_tiny model.architecture=a/b": "model=llama_tiny has no effect with model.arch",
     "model.architecture=llama_124m": "Write model=llama_124m instead",
-    "model=llama_tiny optim.learning_rate=0": "optim.learning_rate=0.0 must be between",
+    "model=llama_tiny optim.learning_rate=0": "optim.learning_rate=0.0 must be above 0.",
     "model=llama_tiny data.documents=conversations": "needs a tokenizer with a chat template",
 }
 

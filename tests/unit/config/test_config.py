@@ -75,7 +75,7 @@ def test_overrides_win_over_presets_and_a_run_is_named_after_its_text():
         ("text.txt", "A value with spaces needs quotes: 'data.source=my text.txt'."),
         ("", "is not of the form key=value"),
         ("optim.learning_rate=0.1,0.2", "optim.learning_rate=0.1,0.2 is not a number."),
-        ("optim.learning_rate=0", "optim.learning_rate=0.0 must be between 1e-09 and 1e+100."),
+        ("optim.learning_rate=0", "optim.learning_rate=0.0 must be above 0."),
         ("train.max_steps=1.5", "train.max_steps=1.5 is not a whole number."),
         ("train.micro_batch_size=many", "is not a whole number, or null."),
         ("hub.private=perhaps", "is not true or false."),
