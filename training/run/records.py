@@ -228,17 +228,13 @@ def finish_uploads(
     status = uploads.status()
     if done and not status.off and status.failure_text is None and status.step is not None:
         console.say(f"hub       {name} has step {status.step}")
-    elif status.off:
-        console.warn(
-            f"the uploads are not complete: {name} lacks the end of this run: uploads have "
-            f"stopped, see above. The local snapshots are in {snapshots_in(Path(config.run.dir))}."
-        )
-    else:
-        reached = "has nothing yet" if status.was_read else "was never reached"
-        if status.step is not None:
-            reached = f"has step {status.step}, not the newest"
-        reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
-        console.warn(
-            f"the newest snapshot is not uploaded: {name} {reached}{reason}. The same command "
-            "uploads it at its next start."
-        )
+        return
+    reached = "has nothing yet" if status.was_read else "was never reached"
+    if status.step is not None:
+        reached = f"has step {status.step}, not the newest"
+    reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
+    remedy = "The same command uploads it at its next start."
+    if status.off:
+        reached, reason = "lacks the end of this run", ": uploads have stopped, see above"
+        remedy = f"The local snapshots are in {snapshots_in(Path(config.run.dir))}."
+    console.warn(f"the newest snapshot is not uploaded: {name} {reached}{reason}. {remedy}")

@@ -78,17 +78,14 @@ class RunLock:
     def __init__(self) -> None:
         self.own_disks = False
         """Whether other machines of the run have disks of their own."""
+        self.is_held = False
+        """Whether this process writes the run's directory: one on each machine's own disk."""
         self._run_dir: Path | None = None
         """Where to leave an exit code; None: another process leaves it."""
         self._lock: FileLock | None = None
         self._code: int | None = None
         # The thread that handles signals ends the process: never while the main thread writes.
         self._writing = Lock()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this process writes the run's directory: one on each machine's own disk."""
-        return self._lock is not None
 
     def leave_code_in(self, run_dir: Path | None) -> None:
         """Choose the directory for this process's exit code, if it exists; None for none."""
@@ -167,7 +164,7 @@ class RunLock:
             lock.release()
 
     def _hold(self, lock: FileLock, run_dir: Path) -> None:
-        self._lock, self._run_dir = lock, run_dir
+        self._lock, self._run_dir, self.is_held = lock, run_dir, True
         if not _is_foreign(path := run_dir / EXIT_CODE):
             path.unlink(missing_ok=True)
 
