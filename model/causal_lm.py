@@ -22,11 +22,11 @@ from model.attention import Rows, attend
 from model.balance import ENTRY as BALANCED
 from model.balance import adds_balance, balancing_loss, refuse_unknown_loss
 from model.family import LanguageModel, ModelConfig
+from model.frozen import compute_dtype
 from model.head import Head, mean_loss
 from model.layout import Layout, ModelError
 from model.lora import INSTALL, hidden
 from model.older_config import with_older_entries
-from model.products import compute_dtype
 from model.tensor import REPLICATED, WAYS, Plan
 
 NESTED = {"text_config", "vision_config"}
@@ -34,8 +34,6 @@ NESTED = {"text_config", "vision_config"}
 CODE_KEYS = {"auto_map", "trust_remote_code", "custom_pipelines"}
 CODE_KEYS |= {"attn_implementation", "experts_implementation"}  # kernels, perhaps of a repo
 """Entries of a config.json that ask for code from a repo. They are left out."""
-UNUSED_KEYS = {"transformers_version"}
-"""Entries that only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
 LARGEST_NUMBER = 2**31
@@ -101,7 +99,7 @@ class CausalLMConfig(ModelConfig):
         used = {
             key: value
             for key, value in content.items()
-            if key not in UNUSED_KEYS | CODE_KEYS and not key.startswith("_")
+            if key not in {"transformers_version", *CODE_KEYS} and not key.startswith("_")
         }
         used["dtype"] = "float32"
         used.pop("torch_dtype", None)

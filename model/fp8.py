@@ -35,12 +35,13 @@ def use_fp8(model: Any, emulated: bool) -> None:
     if find_spec("torchao") is None:
         raise Fp8Error(f"mixed_precision: {FP8} needs torchao, which is not installed. {INSTALL}")
     first = next((one for one in model.modules() if isinstance(one, nn.Linear)), None)
-    chosen = {
+    converted = [
         one
         for name, one in model.blocks.named_modules()
-        if one is not first and not is_adapter(name) and _can_convert(one)
-    }
-    if not chosen:
+        if type(one) is nn.Linear and one is not first and not is_adapter(name)
+        if one.weight.requires_grad and not any(size % MULTIPLE for size in one.weight.shape)
+    ]
+    if not converted:
         raise Fp8Error(
             f"mixed_precision: {FP8} computes linear layers of the blocks in fp8, without the "
             f"first of the model, frozen ones and sizes that are not multiples of {MULTIPLE}. None "
@@ -56,12 +57,5 @@ def use_fp8(model: Any, emulated: bool) -> None:
     # Weights in fp8 between FSDP's processes would be another kind of tensor in the optimizer.
     config = Float8LinearConfig(pad_inner_dim=True, emulate=emulated)
     convert_to_float8_training(
-        model, module_filter_fn=lambda module, _: module in chosen, config=config
+        model, module_filter_fn=lambda module, _: module in converted, config=config
     )
-
-
-def _can_convert(layer: nn.Module) -> bool:
-    """Whether torchao has a layer in its place, which computes the gradient of its weights."""
-    if type(layer) is not nn.Linear or not layer.weight.requires_grad:
-        return False
-    return not any(size % MULTIPLE for size in layer.weight.shape)

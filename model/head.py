@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from model.products import compute_dtype, product
+from model.frozen import compute_dtype, product
 from model.tensor import moved, summed_gradient
 
 LOGIT_BYTES = 256 << 20
@@ -80,16 +80,10 @@ def chunks(positions: int, rows: int) -> Iterator[slice]:
 
 def aligned(hidden: Tensor, weight: Tensor) -> Tensor:
     """An output layer (V, C) with rows of zeros at its end where CUDA is faster with them."""
-    if not is_unaligned(hidden, len(weight)):
+    missing = -len(weight) % ALIGNED
+    if not missing or hidden.device.type != "cuda" or compute_dtype(hidden) == torch.float32:
         return weight
-    return F.pad(weight, (0, 0, 0, -len(weight) % ALIGNED))
-
-
-def is_unaligned(hidden: Tensor, outputs: int) -> bool:
-    """Whether CUDA would compute so many outputs with a slow kernel."""
-    if hidden.device.type != "cuda" or outputs % ALIGNED == 0:
-        return False
-    return compute_dtype(hidden) != torch.float32
+    return F.pad(weight, (0, 0, 0, missing))
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:

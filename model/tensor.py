@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.products import compute_dtype
+from model.frozen import compute_dtype
 
 Plan = Mapping[str, str]
 """By the name of a module, in which * stands for the number of a layer, one of `WAYS`."""
