@@ -65,8 +65,7 @@ def test_a_plan_prints_its_own_lines_alone(tmp_path, capfd):
 @pytest.mark.parametrize("family", EVERY)
 def test_every_family_goes_through_all_commands(small, family, tmp_path):
     base, run_dir = families.make(family, tmp_path / "base"), tmp_path / "run"
-    own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
-    words = [*own, f"model.pretrained={base}", "snapshot.every=2", f"run.dir={run_dir}"]
+    words = families.words(small, base, "snapshot.every=2", f"run.dir={run_dir}")
     for steps in (2, 4):
         result = runs.train(*words, f"train.max_steps={steps}", code=0)
     assert "step-00000002, the newest of this run" in result.stdout
@@ -82,6 +81,5 @@ def test_experts_get_no_adapters(small, tmp_path):
     with pytest.raises(LoraError, match="'down_proj' is not a linear layer"):
         Lora(2, 4, ("q_proj", "down_proj")).of(blocks)
     base = families.make("mixtral", tmp_path / "base")
-    own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
-    words = [*own, f"model.pretrained={base}", "model.lora_rank=2", "train.max_steps=1"]
+    words = families.words(small, base, "model.lora_rank=2", "train.max_steps=1")
     runs.train(*words, f"run.dir={tmp_path / 'run'}", code=0)

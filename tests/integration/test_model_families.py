@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -125,27 +124,6 @@ def test_text_is_generated_with_a_cache_as_without(name):
         for _ in range(14):
             text = torch.cat([text, model(text[:, -12:])[:, -1:].argmax(-1)], dim=1)
     assert tokens.equal(text[:, 3:])
-
-
-@EACH
-def test_a_packed_row_has_the_loss_and_gradients_of_its_documents(name):
-    lengths = (5, 1, 6)
-    places = list(pairwise([0, *accumulate(lengths)]))
-    positions = torch.cat([torch.arange(length) for length in lengths]).expand(3, -1)
-    model, targets = made(name), IDS.roll(-1, 1)
-    assert model.config.can_pack
-    packed = model(IDS, targets, positions)
-    packed.backward()
-    gradients = {key: one.grad.clone() for key, one in model.named_parameters()}
-    model.zero_grad()
-    parts = [
-        model(IDS[:, begin:end], targets[:, begin:end]) * (end - begin) / 12
-        for begin, end in places
-    ]
-    sum(parts).backward()
-    assert packed.item() == pytest.approx(sum(parts).item(), abs=1e-6)
-    for key, one in model.named_parameters():
-        torch.testing.assert_close(one.grad, gradients[key], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

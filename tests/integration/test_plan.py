@@ -162,8 +162,7 @@ def test_the_predicted_peak_is_the_one_of_train_py(
     model = GPTConfig(103, 64, 3, 2, 64)
     if family is not None:
         base = families.make(family, tmp_path / "base", num_hidden_layers=7)
-        words = [word for word in small if not word.startswith("model.n_")]
-        words += [f"model.pretrained={base}", "data.block_size=48"]
+        words = families.words(small, base, "data.block_size=48")
         model = a_model_of(family, num_hidden_layers=7)
     command = runs.launch_command(runs.rehearsal(config, tmp_path, processes), *words)
     at = command.index(str(runs.ROOT / "train.py"))

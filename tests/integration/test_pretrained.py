@@ -40,8 +40,7 @@ def test_logits_of_several_16_bit_files_are_transformers(tmp_path, family):
 
 def words(small, base, *more):
     """The overrides of a run of ten steps that begins from a model."""
-    own = [word for word in small if not word.startswith("model.n_")]
-    return [*own, f"model.pretrained={base}", "train.max_steps=10", "snapshot.every=5", *more]
+    return families.words(small, base, "train.max_steps=10", "snapshot.every=5", *more)
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,6 @@ def changed(base, folder, **entries):
     return folder
 
 
-def words(small, base, *more):
-    own = [word for word in small if not word.startswith("model.n_")]
-    return [*own, f"model.pretrained={base}", *more]
-
-
 CONFIGS = {
     "code of its own": (
         {"model_type": "nobody", "auto_map": {"AutoModel": "x.Y"}},
@@ -151,7 +146,7 @@ def test_nothing_is_downloaded_or_written_before_the_rest_is_right(small, base, 
     hubs.publish(hub, REPO, base)
     there = {**hub.environment(), "HF_HOME": str(tmp_path / "cache")}
     more = [f"run.dir={tmp_path / 'run'}", "data.block_size=64"]
-    result = runs.train(*words(small, REPO, *more), **there, code=2)
+    result = runs.train(*families.words(small, REPO, *more), **there, code=2)
     assert (
         f"data.block_size=64 is longer than the context of model.pretrained={REPO}" in result.stderr
     )

@@ -26,8 +26,7 @@ LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
 
 def words(small, base, *more):
     """The overrides of a run of twenty steps that begins from a model."""
-    own = [word for word in small if not word.startswith("model.n_")]
-    return [*own, f"model.pretrained={base}", "train.max_steps=20", "snapshot.every=10", *more]
+    return families.words(small, base, "train.max_steps=20", *more)
 
 
 @pytest.fixture(scope="module")

@@ -22,23 +22,14 @@ def words_of(setting, small, folder):
         numbers = [" ".join(str(i * k) for k in range(1, 3 + i % 7)) for i in range(1000, 4000)]
         rows = [json.dumps({"text": f"multiples: {row}"}) for row in numbers]
         (folder / "rows.jsonl").write_text("\n".join(rows))
-        own = [one for one in small if not one.startswith("data.source")]
-        return [*own, f"data.source={folder / 'rows.jsonl'}"]
+        return [*small, f"data.source={folder / 'rows.jsonl'}"]
     if setting == "LoRA":
-        base = families.make("llama tied", folder / "llama")
-        own = [one for one in small if not one.startswith("model.n_")]
-        return [*own, f"model.pretrained={base}"]
+        return families.words(small, families.make("llama tied", folder / "llama"))
     if setting == planted.CHAT:
         base = chats.make("llama tied", folder / "llama")
         source = chats.write(folder / "chat.jsonl", planted.CONVERSATIONS)
-        own = [one for one in small if not one.startswith(("model.n_", "data.source", "data.bl"))]
-        return [
-            *own,
-            f"model.pretrained={base}",
-            f"data.source={source}",
-            "data.documents=conversations",
-            "data.block_size=48",
-        ]
+        more = (f"data.source={source}", "data.documents=conversations", "data.block_size=48")
+        return families.words(small, base, *more)
     if setting == planted.STORE:
         (folder / "store").mkdir()
         return [*small, f"hub.url=file://{folder}/store/run"]

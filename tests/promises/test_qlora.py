@@ -27,9 +27,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def words(small, base):
     """The overrides of a run of ten steps on four documents' worth of tokens a step."""
-    own = [word for word in small if not word.startswith("model.n_")]
-    steps = ("train.max_steps=10", "snapshot.every=5", "train.sample_every=0")
-    return [*own, f"model.pretrained={base}", *steps, *NF4]
+    return families.words(small, base, "train.max_steps=10", "snapshot.every=5", *NF4)
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,12 @@ def make(
     return folder
 
 
+def words(small: list[str], base: object, *more: str) -> list[str]:
+    """The overrides of a small run that begins from a model, which has its own sizes."""
+    own = [word for word in small if not word.startswith("model.n_")]
+    return [*own, f"model.pretrained={base}", *more]
+
+
 def theirs(folder: Path) -> PreTrainedModel:
     """The model of a folder, as transformers loads it, in float32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -45,13 +45,7 @@ SAME = ("same losses after all of that", "same bits after all of that")
 DDP, FSDP = "ddp_cpu.yaml", "fsdp_cpu.yaml"
 
 FAULTS = [
-    Fault(
-        "accumulate left out",
-        LOOP,
-        "            with accelerator.accumulate(model):",
-        "            if True:",
-        SPLIT,
-    ),
+    Fault("accumulate left out", LOOP, "with accelerator.accumulate(model):", "if True:", SPLIT),
     Fault(
         "loss not divided by the accumulation",
         LOOP,
@@ -67,13 +61,7 @@ FAULTS = [
         SPLIT,
         setting=CHAT,
     ),
-    Fault(
-        "gradients kept after an update",
-        LOOP,
-        "                optimizer.zero_grad(set_to_none)",
-        "                pass",
-        SAME,
-    ),
+    Fault("gradients kept after an update", LOOP, "optimizer.zero_grad(set_to_none)", "pass", SAME),
     Fault(
         "sampler that ignores the rank",
         LOOP,
@@ -100,14 +88,7 @@ FAULTS = [
         ("the first steps in float32", *SPLIT, *ONE),
         launch=DDP,
     ),
-    Fault(
-        "dropout not reseeded",
-        LOOP,
-        "        reseed(train.seed, step, process)",
-        "        pass",
-        SAME,
-        DROPOUT,
-    ),
+    Fault("dropout not reseeded", LOOP, "reseed(train.seed, step, process)", "pass", SAME, DROPOUT),
     Fault(
         "data that begins anew after a resume",
         LOOP,
@@ -125,22 +106,22 @@ FAULTS = [
     Fault(
         "optimizer state not restored",
         "snapshot/disk/load.py",
-        "        for part in parts_of_moments(layout, state):",
-        "        for part in ():",
+        "for part in parts_of_moments(layout, state):",
+        "for part in ():",
         ("killed in a snapshot", "time limit", "resumed", *SAME),
     ),
     Fault(
         "a snapshot that lacks one moment",
         "snapshot/disk/tensors.py",
-        "        for key, value in sorted(state[trained[names[0]]].items()):",
-        "        for key, value in sorted(state[trained[names[0]]].items())[1:]:",
+        "for key, value in sorted(state[trained[names[0]]].items()):",
+        "for key, value in sorted(state[trained[names[0]]].items())[1:]:",
         ("killed in a step", "killed in a snapshot", "snapshot is whole", "the first steps"),
     ),
     Fault(
         "untied weights",
         "model/gpt.py",
-        "        self.lm_head.weight = self.transformer.wte.weight",
-        "        self.lm_head.weight = torch.nn.Parameter(self.transformer.wte.weight.detach())",
+        "self.lm_head.weight = self.transformer.wte.weight",
+        "self.lm_head.weight = torch.nn.Parameter(self.transformer.wte.weight.detach())",
         ("the first steps", *SAME),
     ),
     Fault(
@@ -153,22 +134,22 @@ FAULTS = [
     Fault(
         "another activation than config.json says",
         "model/gpt.py",
-        "        self.approximate = ACTIVATIONS[config.activation_function]",
-        '        self.approximate = "tanh"',
+        "self.approximate = ACTIVATIONS[config.activation_function]",
+        'self.approximate = "tanh"',
         ("loads in transformers",),
     ),
     Fault(
         "a pickle in the snapshot",
         "training/run/writer.py",
-        "        self._tokenizer.save(folder)",
-        '        self._tokenizer.save(folder); torch.save({}, folder / "more.pt")',
+        "self._tokenizer.save(folder)",
+        'self._tokenizer.save(folder); torch.save({}, folder / "more.pt")',
         ("no code in it", "snapshot is whole"),
     ),
     Fault(
         "the final name first, then the files",
         "snapshot/disk/folder.py",
-        "    building, final = root / temporary_name(name), root / name",
-        "    building = final = root / name",
+        "building, final = root / temporary_name(name), root / name",
+        "building = final = root / name",
         ("the first steps", "killed in a snapshot", "SIGTERM", *SAME),
     ),
     Fault(
@@ -181,15 +162,15 @@ FAULTS = [
     Fault(
         "a time limit that nobody reads",
         "training/run/stopping.py",
-        "        if not cause and now + 2 * pace * self._every > self._ends:",
-        "        if False:",
+        "if not cause and now + 2 * pace * self._every > self._ends:",
+        "if False:",
         ("time limit",),
     ),
     Fault(
         "held-out rows in the training text",
         "data/corpus.py",
-        "    bounds = ((0, info.split), (info.split, len(file)))",
-        "    bounds = ((0, len(file)), (info.split, len(file)))",
+        "bounds = ((0, info.split), (info.split, len(file)))",
+        "bounds = ((0, len(file)), (info.split, len(file)))",
         ("held-out text",),
     ),
     Fault(
@@ -229,8 +210,8 @@ FAULTS = [
     Fault(
         "a resume that never asks the store",
         "training/run/start.py",
-        "        None if store is None else replace(store, for_all=lock.own_disks),",
-        "        None,",
+        "None if store is None else replace(store, for_all=lock.own_disks),",
+        "None,",
         ("resumed from the store",),
         setting=STORE,
     ),

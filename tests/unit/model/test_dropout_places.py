@@ -37,8 +37,6 @@ def test_a_model_that_has_no_dropout_refuses_one(small, monkeypatch, tmp_path):
     entries = {"model_type": "ernie4_5", **families.ROTARY}
     monkeypatch.setitem(families.FAMILIES, "ernie", entries)
     folder = families.make("ernie", tmp_path / "base")
-    words = [word for word in small if not word.startswith("model.n_")]
-    words += [f"model.pretrained={folder}", "model.dropout=0.3", f"run.dir={tmp_path / 'run'}"]
-    result = runs.train(*words)
-    assert result.returncode == 2
+    words = families.words(small, folder, "model.dropout=0.3", f"run.dir={tmp_path / 'run'}")
+    result = runs.train(*words, code=2)
     assert "its config.json cannot be used: model.dropout=0.3 has no effect" in result.stderr
