@@ -32,24 +32,10 @@ MACHINES = ("127.0.0.1", "127.0.0.2")
 """Their names are addresses that lead here, because jobs find each other by the names."""
 GPUS, CORES = 4, 16
 """Of each machine, as the cluster believes. No process is kept to them."""
-GRACE_SECONDS = 60
-"""Between a preemption's SIGTERM and its SIGKILL."""
-DAEMONS = ("munged", "slurmctld", "slurmd")
-CLIENTS = ("sbatch", "scancel", "scontrol")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol")
 START_SECONDS, CALL_SECONDS, STOP_SECONDS = 300, 120, 60
 POLL_SECONDS = 0.1
-NAME = "SLURMD_NODENAME"
-"""Of the machine, in the environment of what a job runs there."""
-FINISHED = (
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-)
-INSTALL = "apt-get install slurm-wlm munge"
+FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 CONFIGURATION = """
 ClusterName=test
@@ -83,7 +69,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName={names[0]} NodeHostName={names[0]} NodeAddr=127.0.0.1 Port={ports[1]} {holds}
 NodeName={names[1]} NodeHostName={names[1]} NodeAddr=127.0.0.1 Port={ports[2]} {holds}
-PartitionName=usual Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace}
+PartitionName=usual Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
 
@@ -92,8 +78,7 @@ class Cluster:
     """The commands of a running cluster."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.daemons: dict[str, subprocess.Popen] = {}
+        self.folder, self.daemons = folder, []
         own = {
             name: value
             for name, value in runs.environment().items()
@@ -103,17 +88,13 @@ class Cluster:
 
     def call(self, *words: str, folder: Path = runs.ROOT, **changes: str) -> str:
         """What a command of Slurm's prints."""
+        environment = {**self.environment, **changes}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            timeout=CALL_SECONDS,
-            env={**self.environment, **changes},
-            cwd=folder,
-            check=False,
+            words, **pipes, timeout=CALL_SECONDS, env=environment, cwd=folder, check=False
         )
-        assert done.returncode == 0, f"{words}: {done.stderr}"
-        return done.stdout + done.stderr
+        assert done.returncode == 0, f"{words}: {done.stdout}"
+        return done.stdout
 
     def submit(
         self,
@@ -124,11 +105,9 @@ class Cluster:
         **changes: str,
     ) -> int:
         """`sbatch` from a folder, with the output of the job beside the cluster's; its number."""
-        output = f"--output={self.folder}/job-%j.out"
-        printed = self.call(
-            "sbatch", "--parsable", output, *options, script, *words, folder=folder, **changes
-        )
-        return int(printed.splitlines()[0])
+        options = ("--parsable", f"--output={self.folder}/job-%j.out", *options)
+        printed = self.call("sbatch", *options, script, *words, folder=folder, **changes)
+        return int(printed.split()[0])
 
     def about(self, job: int | str) -> dict[str, str]:
         """What Slurm knows of a job, or of a task of an array: `<job>_<task>`."""
@@ -144,22 +123,26 @@ class Cluster:
         """A signal to what the job's machines run, not to its script: as `--signal` sends it."""
         self.call("scancel", f"--signal={name}", str(job))
 
-    def wait_until(self, holds: Callable[[], object], job: int | str) -> None:
-        """Wait until something holds; fails with the job's story at the deadline."""
-        end = time.monotonic() + runs.DEADLINE_SECONDS
+    def wait_until(
+        self, holds: Callable[[], object], seconds: float = runs.DEADLINE_SECONDS
+    ) -> None:
+        """Wait until something holds; fails at the deadline with what daemons and jobs say."""
+        end = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < end, f"not before the deadline\n{self.story(job)}"
+            said = [*self.folder.glob("*.log"), *self.folder.glob("job-*.out")]
+            story = "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in said)
+            assert time.monotonic() < end, f"not within {seconds} s\n{story}"
             time.sleep(POLL_SECONDS)
 
     def end_of(self, job: int | str) -> tuple[str, int]:
         """The last state of a job that is over for good, and its exit code."""
-        self.wait_until(lambda: self.about(job)["JobState"] in FINISHED, job)
+        self.wait_until(lambda: self.about(job)["JobState"] in FINISHED)
         about = self.about(job)
         return about["JobState"], int(about["ExitCode"].split(":")[0])
 
     def fail(self, machine: str) -> None:
         """Kill all that runs on a machine, and have Slurm find it gone, as it would in minutes."""
-        self._kill(machine)
+        self.kill(machine)
         self.call("scontrol", "update", f"NodeName={machine}", "State=DOWN", "Reason=test")
 
     def boot(self, machine: str) -> None:
@@ -168,34 +151,13 @@ class Cluster:
 
     def start(self, name: str, *words: str, machine: str = "") -> None:
         """Start a daemon, in the machine's own folder where it has one."""
-        program = _program(name)
-        assert program is not None
-        label = f"{name}{machine}"
-        with open(self.folder / f"{label}.log", "a") as log:
-            self.daemons[label] = subprocess.Popen(
-                [program, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environment,
-                cwd=self.folder / machine,
-            )
+        with open(self.folder / f"{name}{machine}.log", "a") as log:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            place = {"env": self.environment, "cwd": self.folder / machine}
+            self.daemons.append(subprocess.Popen([program(name), *words], **pipes, **place))
 
-    def stop(self) -> None:
-        """Kill all that there is of the cluster."""
-        self._kill()
-
-    def wait_for_start(self, holds: Callable[[], object]) -> None:
-        """Wait until something holds that the daemons are to bring about."""
-        end = time.monotonic() + START_SECONDS
-        while not holds():
-            assert time.monotonic() < end, f"not within {START_SECONDS} s\n{self._said()}"
-            for label, daemon in self.daemons.items():
-                assert daemon.poll() is None, f"{label} ended\n{self._said()}"
-            time.sleep(POLL_SECONDS)
-
-    def _kill(self, machine: str = "") -> None:
-        """kill -9 for all processes, or a machine's, until there is none."""
+    def kill(self, machine: str = "") -> None:
+        """kill -9 for all processes of the cluster, or of a machine, until there is none."""
         end = time.monotonic() + STOP_SECONDS
         while alive := [one for one in psutil.process_iter() if self._has(one, machine)]:
             for process in alive:
@@ -203,9 +165,6 @@ class Cluster:
                     process.kill()
             psutil.wait_procs(alive, timeout=1)
             assert time.monotonic() < end, f"cannot be killed: {alive}"
-        self.daemons = {
-            label: daemon for label, daemon in self.daemons.items() if daemon.poll() is None
-        }
 
     def _has(self, process: psutil.Process, machine: str) -> bool:
         """Whether a process is the cluster's, and the machine's if one is given."""
@@ -219,29 +178,14 @@ class Cluster:
         if folder.is_relative_to(self.folder / machine):
             return True
         ours = environment.get("SLURM_CONF") == self.environment["SLURM_CONF"]
-        return ours and machine in ("", environment.get(NAME))
+        return ours and machine in ("", environment.get("SLURMD_NODENAME"))
 
-    def _said(self) -> str:
-        logs = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"== {log.name}\n{log.read_text()[-2000:]}" for log in logs)
-
-    def story(self, job: int | str) -> str:
-        """All that may say why a job does not do what it should."""
-        return f"{self.call('scontrol', 'show', 'job', str(job))}\n{self.output(job)}"
-
-
-def missing() -> str | None:
-    """Why there can be no cluster here; None where there can."""
-    absent = [name for name in (*DAEMONS, *CLIENTS) if _program(name) is None]
-    return f"a Slurm cluster needs {', '.join(absent)}: {INSTALL}" if absent else None
-
-
-def version() -> str:
-    """Of the Slurm that is installed, as in 22.05."""
-    program = _program("slurmd")
-    assert program is not None
-    said = subprocess.run([program, "-V"], capture_output=True, text=True, check=True).stdout
-    return ".".join(re.findall(r"\d+", said)[:2])
+    def is_ready(self) -> bool:
+        """Whether all machines are idle."""
+        try:
+            return self.call("scontrol", "show", "nodes").count("State=IDLE ") == len(MACHINES)
+        except AssertionError:  # nobody answers yet
+            return False
 
 
 @contextlib.contextmanager
@@ -251,30 +195,32 @@ def cluster(folder: Path, proctrack: str = "linuxproc") -> Iterator[Cluster]:
     `proctrack` says how Slurm knows the processes of a job. With linuxproc a signal reaches all of
     them; with pgid, of launchers and workers, the launchers alone, as with cgroup on most clusters.
     """
-    if reason := missing():
-        pytest.skip(reason)
+    if absent := [name for name in PROGRAMS if program(name) is None]:
+        pytest.skip(f"a Slurm cluster needs {', '.join(absent)}: apt-get install slurm-wlm munge")
     _configure(folder, proctrack)
     slurm = Cluster(folder)
     door = folder / "munge.socket"
     files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
     try:
         slurm.start("munged", "--foreground", "--force", f"--socket={door}", *files)
-        slurm.wait_for_start(door.exists)
+        slurm.wait_until(door.exists, START_SECONDS)
         slurm.start("slurmctld", "-D", "-c")
         for machine in MACHINES:
             slurm.boot(machine)
-        slurm.wait_for_start(lambda: _idle(slurm) == len(MACHINES))
+        slurm.wait_until(slurm.is_ready, START_SECONDS)
         yield slurm
     finally:
-        slurm.stop()
+        slurm.kill()
+        for daemon in slurm.daemons:
+            daemon.wait()
 
 
 def _configure(folder: Path, proctrack: str) -> None:
     with contextlib.ExitStack() as open_sockets:
-        found = [open_sockets.enter_context(socket.socket()) for _ in range(3)]
-        for one in found:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(3)]
+        for one in sockets:
             one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in found]
+        ports = [one.getsockname()[1] for one in sockets]
     text = CONFIGURATION.format(
         folder=folder,
         ports=ports,
@@ -282,11 +228,11 @@ def _configure(folder: Path, proctrack: str) -> None:
         user=getpass.getuser(),
         proctrack=proctrack,
         first_job=random.randrange(1, 10_000),  # the port of a job's processes is made from it
-        grace=GRACE_SECONDS,
         holds=f"CPUs={CORES} RealMemory=1000 Gres=gpu:{GPUS}",
     )
     (folder / "slurm.conf").write_text(text)
-    if version() >= "24.05":  # older ones have no such plugin, and do without one
+    version = subprocess.run([program("slurmd"), "-V"], capture_output=True, text=True, check=True)
+    if version.stdout.split()[-1] >= "24.05":  # older ones have no such plugin, and do without one
         (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
     for gpu in range(GPUS):
@@ -298,19 +244,6 @@ def _configure(folder: Path, proctrack: str) -> None:
     key.chmod(0o400)
 
 
-def _program(name: str) -> str | None:
+def program(name: str) -> str | None:
     """The path of a program, also where only root has its folder on the path."""
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-
-
-def _idle(slurm: Cluster) -> int:
-    """How many machines are ready; 0 as long as nobody answers."""
-    asked = subprocess.run(
-        ["scontrol", "show", "nodes", "--oneliner"],
-        capture_output=True,
-        text=True,
-        timeout=CALL_SECONDS,
-        env=slurm.environment,
-        check=False,
-    )
-    return len(re.findall(r" State=IDLE ", asked.stdout))

@@ -8,12 +8,11 @@ from __future__ import annotations
 import io
 import os
 import select
-import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -66,7 +65,7 @@ def write_now(text: str, seconds: float) -> None:
 
 @dataclass
 class Console:
-    """Prints lines to stdout, and progress as a bar if stderr is a terminal, otherwise as lines."""
+    """Prints lines to stdout, and progress as a bar at a terminal, otherwise as lines."""
 
     shown: bool
     """Whether this process prints."""
@@ -82,7 +81,7 @@ class Console:
         """Tokens/s at the peak of the machine, if that is known."""
         self.tokens_per_second: float | None = None
         """The last one that was printed."""
-        if self.shown and sys.stderr.isatty() and not _is_pipe(sys.stdout):
+        if self.shown and sys.stderr.isatty() and sys.stdout.isatty():
             self.bar = tqdm(
                 total=max(self.max_steps, self.step),  # resumed after a larger train.max_steps
                 initial=self.step,
@@ -119,7 +118,7 @@ class Console:
         if self.bar is not None:
             self.bar.set_postfix_str(shown(", ".join([first, speed, *others])), False)
             self.bar.update(step - self.bar.n)
-        if self.bar is None or not sys.stdout.isatty():
+        else:
             figures = ", ".join([first, *others, speed])
             self.say(f"step {step}/{self.max_steps}, {figures}, {duration(seconds_left)} left")
 
@@ -135,11 +134,6 @@ class Console:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-def _is_pipe(stream: TextIO) -> bool:
-    """Whether a reader may print it on the same terminal, as `| tee log` does."""
-    return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
 
 
 def _short(number: float) -> str:

@@ -73,28 +73,44 @@ def test_a_terminal_that_is_gone_raises_nothing(lossy):
     os.close(theirs)
 
 
-def test_the_bar_has_the_time_left_and_the_figures_that_fit(monkeypatch):
-    for columns, figures in (
-        (80, "loss 1.1075, 6.05k tokens/s, norm 0.52"),
-        (120, "loss 1.1075, 6.05k tokens/s, norm 0.52, rate 0.0011"),
-    ):
-        terminal = Terminal()
-        monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setenv("COLUMNS", str(columns))
-        console = Console(shown=True, max_steps=1200, step=1000)
-        console.progress(1018, 1.1075, 6050.0, 1.0, ["norm 0.52", "rate 0.0011"])
-        console.close()
-        _bar, last = terminal.getvalue().strip().split("\r")[-1].split(" | step ")
-        assert re.match(r"1018/1200 \[00:0\d<00:0\d\], " + re.escape(figures), last)
+def at_terminal(monkeypatch) -> Terminal:
+    """What stdout and stderr are from now on."""
+    opened = Terminal()
+    monkeypatch.setattr(sys, "stdout", opened)
+    monkeypatch.setattr(sys, "stderr", opened)
+    return opened
+
+
+@pytest.mark.parametrize(("columns", "cut"), [("80", ""), ("120", ", rate 0.0011")])
+def test_the_bar_has_the_time_left_and_the_figures_that_fit(monkeypatch, columns, cut):
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", columns)
+    console = Console(shown=True, max_steps=1200, step=1000)
+    console.progress(1018, 1.1075, 6050.0, 1.0, ["norm 0.52", "rate 0.0011"])
+    console.close()
+    _bar, last = terminal.getvalue().strip().split("\r")[-1].split(" | step ")
+    figures = re.escape("loss 1.1075, 6.05k tokens/s, norm 0.52" + cut)
+    assert re.match(r"1018/1200 \[00:0\d<00:0\d\], " + figures, last)
 
 
 def test_the_bar_of_a_finished_run_is_full(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = at_terminal(monkeypatch)
     console = Console(shown=True, max_steps=1200, step=1446)  # max_steps was larger before
     console.close()
     assert terminal.getvalue().endswith("\n")
     assert "| step 1446/1446 [" in terminal.getvalue()
+
+
+def test_a_log_has_the_steps_and_its_terminal_no_bar(monkeypatch, tmp_path):
+    """As with `> log` and `| tee log`, which may print on the same terminal."""
+    terminal = at_terminal(monkeypatch)
+    with open(tmp_path / "log", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        console = Console(shown=True, max_steps=3, step=0)
+        console.progress(2, 1.5, 10.0, 1.0, ["norm 0.50"])
+    line = "step 2/3, loss 1.5000, norm 0.50, 10 tokens/s, 0:01 left\n"
+    assert (tmp_path / "log").read_text() == line
+    assert terminal.getvalue() == ""
 
 
 def test_control_characters_are_shown_and_secrets_are_not(capsys):
@@ -115,21 +131,3 @@ def test_control_characters_are_shown_and_secrets_are_not(capsys):
     ]
     assert r"the Hub says \x1b[31mno, 1 tokens/s, 0:01 left" in said
     assert errors == "error: \\x9b31m\n"
-
-
-@pytest.mark.parametrize("is_pipe", [False, True])
-def test_a_log_has_the_steps_and_a_pipe_no_bar(monkeypatch, tmp_path, is_pipe):
-    """The bar of a terminal stays beside a log; a pipe may be shown on the same terminal."""
-    terminal, log = Terminal(), tmp_path / "log"
-    reading, writing = os.pipe()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with open(writing if is_pipe else log, "w") as output:
-        monkeypatch.setattr(sys, "stdout", output)
-        console = Console(shown=True, max_steps=3, step=0)
-        console.progress(2, 1.5, 10.0, 1.0, ["norm 0.50"])
-        console.close()
-        monkeypatch.undo()
-    with open(reading if is_pipe else log) as written:
-        assert written.read() == "step 2/3, loss 1.5000, norm 0.50, 10 tokens/s, 0:01 left\n"
-    found = re.search(r"step 2/3 \[.*\], loss 1.5000", terminal.getvalue())
-    assert (found is None) == is_pipe
