@@ -40,7 +40,7 @@ from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import StoreError
-from training.distributed.sharing import refuse_context, refuse_size, why_not_shared
+from training.distributed.sharing import refuse_shared_matrices, refuse_sharing
 from training.step import freeze
 
 CHARACTERS_PLANNED = 256
@@ -116,12 +116,10 @@ def check_processes(options: argparse.Namespace, config: Config) -> None:
 
 def check_sharing(options: argparse.Namespace, config: Config, model: LanguageModel) -> None:
     """Raise ConfigError if processes cannot share the model as --context and --tensor say."""
-    if options.context > 1:
-        refuse_context(f"--context {options.context}", options.context, options.tensor, model)
-    if options.tensor > 1:
-        if (refusal := why_not_shared(config, options.precision)) is not None:
-            raise ConfigError(refusal)
-        refuse_size(f"--tensor {options.tensor}", options.tensor, model)
+    context, tensor = options.context, options.tensor
+    if tensor > 1:
+        refuse_shared_matrices(config, options.precision)
+    refuse_sharing(model, context, tensor, f"--context {context}", f"--tensor {tensor}")
 
 
 def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelConfig, str]:

@@ -46,11 +46,13 @@ from training.distributed.sharing import (
     TP_SIZE,
     context_size,
     data_parallel_size,
-    refuse_context,
-    refuse_size,
+    refuse_shared_matrices,
+    refuse_sharing,
     tensor_size,
-    why_not_shared,
 )
+
+BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
+"""Names of a CPU's bf16 matrix instructions: AVX512-BF16, AMX, and Arm's."""
 
 
 class MeshSizes(ParallelismConfig):
@@ -186,8 +188,8 @@ def check_configuration(accelerator: Accelerator, config: Config) -> None:
             "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
             "fsdp_offload_params: true shards on the CPU. Leave one of them out."
         )
-    if tensor_size(accelerator) > 1 and (why := why_not_shared(config, requested_precision())):
-        raise ConfigError(why)
+    if tensor_size(accelerator) > 1:
+        refuse_shared_matrices(config, requested_precision())
 
 
 def check_model(accelerator: accelerate.Accelerator, model: LanguageModel) -> None:
@@ -205,14 +207,10 @@ def check_model(accelerator: accelerate.Accelerator, model: LanguageModel) -> No
             f"are of the class {','.join(blocks)}: remove the entry."
         )
     tensor, context = tensor_size(accelerator), context_size(accelerator)
-    if context > 1:
-        says = f"{file} parallelism_config_cp_size: {context}"
-        refuse_context(says, context, tensor, model)
-    if tensor > 1:
-        says = f"{file} {TP_SIZE}: {tensor}"
-        if model.layout().packed():  # a run that began in four bits
-            raise ConfigError(f"{says}, and the run keeps weights in four bits. Use FSDP alone.")
-        refuse_size(says, tensor, model)
+    says = f"{file} {TP_SIZE}: {tensor}"
+    refuse_sharing(model, context, tensor, f"{file} parallelism_config_cp_size: {context}", says)
+    if tensor > 1 and model.layout().packed():  # a run that began in four bits
+        raise ConfigError(f"{says}, and the run keeps weights in four bits. Use FSDP alone.")
 
 
 def _refuse_missing(trackers: list[str]) -> None:
@@ -264,12 +262,6 @@ def offloads(accelerator: accelerate.Accelerator) -> bool:
     return accelerator.is_fsdp2 and hasattr(accelerator.state.fsdp_plugin.cpu_offload, "pin_memory")
 
 
-def cpu_has_bf16() -> bool:
-    """Whether the CPU has bf16 matrix instructions (AVX512-BF16, AMX or Arm's)."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
 def effective_precision() -> str | None:
     """`mixed_precision` for the Accelerator: None keeps that of the config file; otherwise "no".
 
@@ -278,7 +270,8 @@ def effective_precision() -> str | None:
     """
     if requested_precision() not in ("bf16", "fp8"):
         return None
-    if on_cpu() and not cpu_has_bf16():
+    capabilities = torch.cpu.get_capabilities()
+    if on_cpu() and not any(capabilities.get(name) for name in BF16_INSTRUCTIONS):
         return "no"
     return "bf16" if requested_precision() == "fp8" else None
 

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 ARRIVAL_SECONDS = 0.02
 """How often the main process looks for the others at the start."""
-WHO_IS_AWAITED = (
-    "waiting for all {} processes, which WORLD_SIZE and RANK name. If nobody has started the "
-    "others, stop this one and unset WORLD_SIZE, RANK and LOCAL_RANK."
-)
-"""The environment of a shell may name processes that nobody has started."""
 OF_THREADS = "threads"
 """The description of the group of threads. One may write for longer than a step's timeout."""
 LOST = (
@@ -76,8 +71,11 @@ def init_processes(timeout: timedelta) -> None:
         raise error
     if (processes := started_processes()) == 1:
         return
-    if is_alone:
-        say_error(WHO_IS_AWAITED.format(processes))
+    if is_alone:  # a shell may have exported what a launcher set
+        say_error(
+            f"waiting for all {processes} processes, which WORLD_SIZE and RANK name. If nobody has "
+            "started the others, stop this one and unset WORLD_SIZE, RANK and LOCAL_RANK."
+        )
     store, rank, processes = fresh_store(timeout)
     # The launcher does not pass use_cpu to several processes.
     state = PartialState(

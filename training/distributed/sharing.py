@@ -36,50 +36,50 @@ def tensor_size(accelerator: accelerate.Accelerator) -> int:
     return 1 if sizes is None else int(sizes.tp_size)
 
 
-def refuse_context(named: str, size: int, matrices: int, model: LanguageModel) -> None:
-    """Raise ConfigError if `size` processes, which is `named` so, cannot share each sequence.
+def refuse_shared_matrices(config: Config, precision: str) -> None:
+    """Raise ConfigError if no processes can share matrices in such a run."""
+    model = config.model
+    for is_so, named in (
+        (precision in ("fp16", "fp8"), f"mixed_precision: {precision}"),
+        (model.frozen_dtype == NF4, f"model.frozen_dtype={NF4}"),
+        (model.lora_rank is not None, f"model.lora_rank={model.lora_rank}"),
+    ):
+        if is_so:
+            raise ConfigError(
+                f"{named} cannot be used where processes share matrices ({TP_SIZE}). Use FSDP "
+                "alone."
+            )
 
-    Each of them may be several that share `matrices`, and so have some of the heads.
+
+def refuse_sharing(
+    model: LanguageModel, context: int, tensor: int, context_named: str, tensor_named: str
+) -> None:
+    """Raise ConfigError if so many processes cannot share a model's sequences, or its matrices.
+
+    The names are those of the settings, each with its value.
     """
-    if not model.can_share_context:
+    family, heads = model.config.family, model.config.n_head
+    if context > 1 and not model.can_share_context:
         raise ConfigError(
-            f"{named}, but several processes cannot share the sequences of {model.config.family}, "
+            f"{context_named}, but several processes cannot share the sequences of {family}, "
             "or not with the sliding_window or output_router_logits of its config.json. Set it to "
             "1."
         )
-    heads = model.config.n_head // matrices
-    if heads % size:
+    own_heads = heads // tensor  # of processes that share matrices, each has some
+    if own_heads % context:
         raise ConfigError(
-            f"{named}, and the number of heads in attention on each process, {heads}, is no "
-            f"multiple of it. Set it to a divisor of {heads}."
+            f"{context_named}, and the number of heads in attention on each process, {own_heads}, "
+            f"is no multiple of it. Set it to a divisor of {own_heads}."
         )
-
-
-def why_not_shared(config: Config, precision: str) -> str | None:
-    """Why no processes can share matrices in such a run; None if they can."""
-    model, refused = config.model, None
-    if precision in ("fp16", "fp8"):
-        refused = f"mixed_precision: {precision}"
-    elif model.frozen_dtype == NF4:
-        refused = f"model.frozen_dtype={NF4}"
-    elif model.lora_rank is not None:
-        refused = f"model.lora_rank={model.lora_rank}"
-    if refused is None:
-        return None
-    return f"{refused} cannot be used where processes share matrices ({TP_SIZE}). Use FSDP alone."
-
-
-def refuse_size(named: str, size: int, model: LanguageModel) -> None:
-    """Raise ConfigError if `size` processes, which is `named` so, cannot share its matrices."""
-    heads = [model.config.n_head, model.config.n_kv_head or model.config.n_head]
-    if not model.tensor_plan:
+    if tensor > 1 and not model.tensor_plan:
         raise ConfigError(
-            f"{named}, but several processes cannot share the matrices of {model.config.family}. "
+            f"{tensor_named}, but several processes cannot share the matrices of {family}. "
             "Set it to 1: FSDP shards them, and the experts of a mixture as well "
             "(parallelism_config_dp_shard_size)."
         )
-    if uneven := [count for count in heads if count % size]:
+    counts = [heads, model.config.n_kv_head or heads]
+    if uneven := [count for count in counts if count % tensor]:
         raise ConfigError(
-            f"{named}, but the model has {uneven[0]} heads, of which each process must have as "
-            f"many. Set it to a divisor of {gcd(*heads)}."
+            f"{tensor_named}, but the model has {uneven[0]} heads, of which each process must have "
+            f"as many. Set it to a divisor of {gcd(*counts)}."
         )

@@ -67,8 +67,7 @@ def print_header(
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
             console.say(f"changed   {change}")
-    for hint in hints_of(accelerator, config, start.state):
-        console.say(f"hint      {hint}")
+    _print_hints(console, accelerator, config.run.grace_seconds, start.state)
     console.say()
 
 
@@ -187,23 +186,22 @@ def _strategy(accelerator: Accelerator) -> str:
     return name
 
 
-def hints_of(accelerator: Accelerator, config: Config, before: RunState | None) -> list[str]:
-    """What may cut the last snapshot, and whether a resume from `before` may have other bits."""
-    hints, grace = [], config.run.grace_seconds
+def _print_hints(
+    console: Console, accelerator: Accelerator, grace: float, before: RunState | None
+) -> None:
+    """Print what may cut the last snapshot, and whether a resume may have other bits."""
     if grace > shutdown_timeout():
-        hints.append(
-            f"the launcher kills its processes {shutdown_timeout():g} seconds after a signal, "
-            f"before run.grace_seconds={grace:g}. Set TORCH_ELASTIC_SHUTDOWN_TIMEOUT="
+        console.say(
+            f"hint      the launcher kills its processes {shutdown_timeout():g} seconds after a "
+            f"signal, before run.grace_seconds={grace:g}. Set TORCH_ELASTIC_SHUTDOWN_TIMEOUT="
             f"{grace + 5:.0f} in its environment."
         )
-    if before is not None and before.computed_on is not None:
-        now = computed_on(accelerator)
-        if now != before.computed_on:
-            hints.append(
-                f"now computed on {now}, before on {before.computed_on}: the run resumes from the "
-                "same state, but the last bits of sums may differ."
-            )
-    return hints
+    now = computed_on(accelerator)
+    if before is not None and before.computed_on not in (None, now):
+        console.say(
+            f"hint      now computed on {now}, before on {before.computed_on}: the run resumes "
+            "from the same state, but the last bits of sums may differ."
+        )
 
 
 def print_stop(console: Console, config: Config, report: Report, reason: str) -> None:

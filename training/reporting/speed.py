@@ -37,12 +37,9 @@ PEAKS = (
     (r"\bA10G\b", 70e12),
     (r"\bRTX 4090\b", 165e12),
     (r"\bRTX 3090\b", 71e12),
-    (r"\bV100\b", 125e12),
-    (r"\bT4\b", 65e12),
 )
 """FLOP/s by the name of a GPU, as NVIDIA publishes them: 16-bit tensor cores with float32 sums and
-without sparsity. V100 and T4 support only fp16."""
-ONLY_FP16 = r"\b(V100|T4)\b"
+without sparsity."""
 
 
 class PhaseClock:
@@ -106,7 +103,6 @@ def speed_at_peak(model: LanguageModel, config: Config, accelerator: Accelerator
 
 
 def published_peak(name: str, precision: str) -> float | None:
-    """FLOP/s of a GPU by its name; None if that is unknown for this precision."""
-    if precision == "no" or (precision == "bf16" and re.search(ONLY_FP16, name)):
-        return None
-    return next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
+    """FLOP/s of a GPU by its name; None in float32, and if it is unknown."""
+    peaks = (peak for pattern, peak in PEAKS if re.search(pattern, name))
+    return None if precision == "no" else next(peaks, None)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -23,7 +24,12 @@ from model.gpt import GPT, GPTConfig
 from snapshot.disk.model import model_config
 from tracked import tracked
 from training.distributed import launch_file, processes
-from training.distributed.accelerator import check_configuration, check_model, effective_precision
+from training.distributed.accelerator import (
+    check_configuration,
+    check_model,
+    effective_precision,
+    set_communication,
+)
 from training.distributed.launcher import Launcher, is_main_process, is_one_machine
 from training.distributed.processes import init_processes
 from training.reporting.header import machine_line
@@ -350,6 +356,23 @@ def test_what_processes_cannot_divide_of_a_run_is_refused(monkeypatch, shape, ke
         return
     with pytest.raises(ConfigError, match=words):
         check_configuration(accelerator, config)
+
+
+@pytest.mark.parametrize(
+    ("last", "each", "expected"),
+    [
+        (False, True, {"gradient_sync": True, "all_reduce": False}),
+        (True, True, {"gradient_sync": True, "all_reduce": True}),
+        (False, False, {"gradient_sync": False, "all_reduce": False}),
+        (True, False, {"gradient_sync": True, "all_reduce": True}),
+    ],
+)
+def test_replicas_reduce_in_the_last_micro_batch_alone(last, each, expected):
+    model = MagicMock()
+    set_communication(model, last=last, each=each)
+    for name, value in expected.items():
+        getattr(model, f"set_requires_{name}").assert_called_once_with(value)
+    model.set_reshard_after_backward.assert_called_once_with(expected["gradient_sync"])
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,6 @@ def test_frozen_parameters_cost_less_and_a_mixture_is_unknown(gpt):
         ("NVIDIA H100 PCIe", "bf16", 756e12),
         ("NVIDIA H200", "fp16", 989e12),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
-        ("Tesla T4", "fp16", 65e12),
-        ("Tesla T4", "bf16", None),
         ("NVIDIA H100 80GB HBM3", "no", None),
         ("NVIDIA GeForce GT 710", "bf16", None),
     ],
