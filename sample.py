@@ -100,8 +100,8 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
         except ChatError as error:
             yield f"(Not answered: {error}.)\n"
             continue
-        if forgotten := (len(messages) + 1 - len(asked)) // 2:
-            yield f"(The context is full. Oldest questions that are forgotten: {forgotten}.)\n"
+        if len(asked) <= len(messages):
+            yield "(The context is full: the oldest questions are forgotten.)\n"
         reply = ""
         for text in continued(model, tokenizer, ids, stops, options, options.seed + len(asked)):
             reply += text
@@ -158,10 +158,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
     parser = model_parser("Generate text from a model, printed while it is generated.")
     add = parser.add_argument
-    add("--prompt", type=some_text, help="the beginning of the text; default: a newline")
+    add("--prompt", type=decoded, help="the beginning of the text; default: a newline")
     add("--no-bos", action="store_true", help="leave out the tokenizer's token before a prompt")
     add("--chat", action="store_true", help="reply to each line of the input")
-    add("--system", type=some_text, help="with --chat, the system message")
+    add("--system", type=decoded, help="with --chat, the system message")
     add("--length", type=POSITIVE_INT, default=500, help="tokens to add; with --chat at most")
     add("--samples", type=POSITIVE_INT, default=1, help="how many texts")
     add("--temperature", type=bounded(float, 0, 1e6), default=0.8, help="0: the likeliest token")
@@ -176,10 +176,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def some_text(text: str) -> str:
-    """An argument that is a text."""
-    if not text:
-        raise argparse.ArgumentTypeError("needs at least one character")
+def decoded(text: str) -> str:
+    """An argument that has no bytes of another encoding."""
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise argparse.ArgumentTypeError(UNDECODED)
     return text

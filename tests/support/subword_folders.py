@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from data.chunks import Chunk
@@ -21,11 +21,14 @@ def trained(size: int = 300, text: str = WORDS * 20) -> SubwordTokenizer:
 
 
 def foreign_folder(folder: Path, **settings: object) -> Path:
-    """The tokenizer of some model: it begins each text with <s>, and cuts and pads it.
+    """The tokenizer of some model, of bytes: it begins each text with <s>, and cuts and pads it.
 
     Its special tokens are objects, it names a class of its own, and its template is a file.
     """
-    theirs = Tokenizer.from_str(_bytes_only())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    theirs = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs.decoder = decoders.ByteLevel()
     theirs.add_special_tokens([AddedToken(name, special=True) for name in ("<s>", END)])
     begin = theirs.token_to_id("<s>")
     theirs.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", begin)])
@@ -45,47 +48,4 @@ def foreign_folder(folder: Path, **settings: object) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(known))
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<s>"}))
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-    return folder
-
-
-def _bytes_only() -> str:
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(_alphabet())}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer.to_str()
-
-
-def _alphabet() -> list[str]:
-    return sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def sentencepiece_folder(folder: Path) -> Path:
-    """A tokenizer as Llama 2 has: a mark for spaces, and bytes for what it does not know."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁t", "he", "▁the", "on"]
-    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("o", "n")]
-    theirs = Tokenizer(
-        models.BPE(
-            {piece: i for i, piece in enumerate(pieces)},
-            merges,
-            unk_token="<unk>",
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    theirs.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    theirs.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    theirs.add_special_tokens(["<unk>", "<s>", "</s>"])
-    folder.mkdir(parents=True, exist_ok=True)
-    theirs.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     return folder

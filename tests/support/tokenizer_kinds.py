@@ -8,17 +8,10 @@ from tokenizers.processors import ByteLevel
 import chats
 from data.subwords import SubwordTokenizer
 
-MARKS = (
-    "<s>",
-    "</s>",
-    "<</s>>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "[INST]",
-    "[/INST]",
-)
+MARKS = [
+    *("<s>", "</s>", "<</s>>", "<|im_start|>", "<|im_end|>"),
+    *("<think>", "</think>", "[INST]", "[/INST]"),
+]
 
 
 def byte_level(trim_offsets: bool) -> Tokenizer:
@@ -30,31 +23,18 @@ def byte_level(trim_offsets: bool) -> Tokenizer:
     return rust
 
 
-PIECES = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz:"]
+PIECES = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz:"]
 WORDS = ["▁t", "he", "▁the", "on", "▁on", "▁it", "as", "▁was", "▁w", "it", "▁g", "▁i", "▁n", "▁no"]
+MERGES = [
+    *("▁ t", "h e", "▁t he", "o n", "▁ on", "i t", "▁ it"),
+    *("a s", "▁ w", "▁w as", "▁ g", "▁ i", "▁ n", "▁n o"),
+]
 
 
 def llama_2(metaspace: bool) -> Tokenizer:
     """BPE with bytes for what is unknown; the space before a text by a normalizer, or Metaspace."""
-    merges = [
-        ("▁", "t"),
-        ("h", "e"),
-        ("▁t", "he"),
-        ("o", "n"),
-        ("▁", "on"),
-        ("i", "t"),
-        ("▁", "it"),
-    ]
-    merges += [
-        ("a", "s"),
-        ("▁", "w"),
-        ("▁w", "as"),
-        ("▁", "g"),
-        ("▁", "i"),
-        ("▁", "n"),
-        ("▁n", "o"),
-    ]
     vocabulary = {piece: i for i, piece in enumerate([*PIECES, *WORDS])}
+    merges = [(first, second) for first, second in map(str.split, MERGES)]
     options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
     rust = Tokenizer(models.BPE(vocabulary, merges, **options))
     if metaspace:
@@ -87,6 +67,6 @@ def tokenizer(name: str, template: str = "{{ messages }}") -> SubwordTokenizer:
     if name.startswith(("Llama", "Unigram")):
         steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         rust.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    rust.add_special_tokens(list(MARKS))
+    rust.add_special_tokens(MARKS)
     settings = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": template}
     return SubwordTokenizer(rust.to_str().encode(), settings, name)

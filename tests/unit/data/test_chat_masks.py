@@ -8,6 +8,7 @@ from functools import lru_cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 import chats
 import tokenizer_kinds
@@ -46,21 +47,16 @@ TEMPLATES = {
 CONVERSATIONS = [
     chats.said("the run", "goes on", "where\n\n  is it?", " it was  here\n"),
     chats.said("Größe 日本語", "🙂 ja\ue000\ue001 ", "", "x"),
-    chats.said("why", "<think>\nas it was\n</think>\n\nno step is lost", "the", "<think>a"),
 ]
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
 def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
-    from transformers import AutoTokenizer
-
     for name, template in TEMPLATES.items():
         ours = tokenizer_kinds.tokenizer(kind, template)
         ours.save(tmp_path)
         theirs = AutoTokenizer.from_pretrained(tmp_path)
         for messages in CONVERSATIONS:
-            if "<think>" in messages[1]["content"]:
-                continue  # text, which transformers reads as a special token unless it sanitizes
             expected = theirs.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )

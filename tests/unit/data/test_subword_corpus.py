@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import accumulate, compress, pairwise
+from subprocess import PIPE
 
 import pytest
 from tokenizers import Tokenizer
@@ -35,32 +34,22 @@ def prepare(prepare):
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe:300"])
 def test_text_tokens_and_bytes_are_counted_exactly(prepare, tmp_path, tokenizer):
+    """Bits per byte are those of a model that gives every byte the same probability."""
     info = (corpus := prepare(written(tmp_path / "a.txt", TEXT), tokenizer)).info
     cut = int(len(TEXT) * 0.9)
-
     assert info.characters == len(TEXT)
     assert info.tokens == len(corpus.train) + len(corpus.held_out)
     assert info.split == len(corpus.train)
     assert info.train_bytes == len(TEXT[:cut].encode())
     assert info.held_out_bytes == len(TEXT[cut:].encode())
-
-
-def test_bits_per_byte_do_not_depend_on_the_tokenizer(prepare, tmp_path):
-    """Of a model that gives every byte of the text the same probability."""
-    source = written(tmp_path / "a.txt", TEXT)
-    for tokenizer in ("char", "bpe:300"):
-        corpus = prepare(source, tokenizer)
-        nats = 0.7 * corpus.info.held_out_bytes  # over all held-out tokens
-        assert corpus.info.bits_per_byte(nats / len(corpus.held_out)) == pytest.approx(
-            1.00989, 1e-5
-        )
+    nats = 0.7 * info.held_out_bytes  # over all held-out tokens
+    assert info.bits_per_byte(nats / len(corpus.held_out)) == pytest.approx(1.00989, 1e-5)
 
 
 def test_an_end_of_text_stands_after_every_document(prepare, tmp_path):
     documents = [f"document {i}" + " and more" * (i % 5) for i in range(120)]
     source = lines_file(tmp_path / "a.jsonl", documents)
     train, held_out = parts_of(prepare(source))
-
     assert (train + held_out).split(f"\n{END_OF_TEXT}") == [*documents, ""]
     assert train.endswith(END_OF_TEXT)  # many documents are split between two
     by_characters = parts_of(prepare(source, "char"))
@@ -81,7 +70,6 @@ def test_the_vocabulary_is_of_the_training_text_alone(prepare, tmp_path):
 def test_the_vocabulary_of_a_long_text_sees_parts_from_all_over(monkeypatch):
     monkeypatch.setattr(data.subwords, "MOST_CHARACTERS", 100)
     chunks = [Chunk(f"{i:010d}", True, i >= 90) for i in range(100)]
-
     assert list(data.subwords._sample(chunks, 900)) == [chunk.text for chunk in chunks[:90:9]]
     assert list(data.subwords._sample(chunks, 100)) == [chunk.text for chunk in chunks[:90]]
 
@@ -92,36 +80,28 @@ def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkey
     source = written(tmp_path / "a.txt", TEXT)
     expected = prepare(source).info
     monkeypatch.setattr("data.reading.text.PIECE_BYTES", piece)
-
     assert prepare(source, cache="other").info == expected
 
 
 def test_the_fingerprint_is_of_text_and_tokenizer(prepare, tmp_path):
     source = written(tmp_path / "a.txt", TEXT)
-    base = prepare(source).info.fingerprint
-
-    assert prepare(written(tmp_path / "same.txt", TEXT)).info.fingerprint == base
-    assert prepare(source, "bpe:301").info.fingerprint != base
-    assert prepare(source, "char").info.fingerprint != base
-    assert prepare(source, val_fraction=0.2).info.fingerprint != base
-    theirs = foreign_folder(tmp_path / "theirs")
-    foreign = prepare(source, theirs).info.fingerprint
-    assert foreign != base
-    config = json.loads((theirs / "tokenizer_config.json").read_text())
-    (theirs / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<s>"}))
-    assert prepare(source, theirs).info.fingerprint != foreign
+    others = [
+        prepare(source, tokenizer).info.fingerprint
+        for tokenizer in (
+            *("bpe:300", "bpe:301", "char", foreign_folder(tmp_path / "theirs")),
+            foreign_folder(tmp_path / "ends otherwise", eos_token="<s>"),
+        )
+    ]
+    others.append(prepare(source, val_fraction=0.2).info.fingerprint)
+    assert len(set(others)) == len(others)
+    assert prepare(written(tmp_path / "same.txt", TEXT)).info.fingerprint == others[0]
 
 
 SCRIPT = """
 import sys
-from itertools import pairwise
-from pathlib import Path
-from data.corpus import prepare_corpus
-info = prepare_corpus(
-    sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2]),
-    tokenizer="bpe:600",
-).info
-print(info.fingerprint)
+sys.path.insert(0, "tests/support")
+import texts
+print(texts.prepare(*sys.argv[1:], tokenizer="bpe:600").info.fingerprint)
 """
 
 
@@ -131,24 +111,11 @@ def test_any_number_of_threads_trains_the_same_vocabulary(tmp_path):
     chosen = random.Random(3)
     words = ["".join(chosen.choices("abcdefgh", k=5)) for _ in range(3000)]
     source = written(tmp_path / "a.txt", " ".join(words * 2))
-    found = set()
-    for number, more in enumerate(
-        [
-            {"RAYON_NUM_THREADS": "1"},
-            {"RAYON_NUM_THREADS": "7"},
-            {"TOKENIZERS_PARALLELISM": "false"},
-        ]
-    ):
-        result = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(source), str(tmp_path / str(number))],
-            cwd=ROOT,
-            env={**os.environ, **more},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.add(result.stdout)
-    assert len(found) == 1
+    fingerprints = set()
+    for threads in ("RAYON_NUM_THREADS=1", "RAYON_NUM_THREADS=7", "TOKENIZERS_PARALLELISM=false"):
+        command = ["env", threads, sys.executable, "-c", SCRIPT, source, tmp_path / threads]
+        fingerprints.add(subprocess.run(command, cwd=ROOT, check=True, stdout=PIPE).stdout)
+    assert len(fingerprints) == 1
 
 
 def test_a_text_that_changes_between_the_passes_is_told(prepare, tmp_path, monkeypatch):
@@ -156,9 +123,8 @@ def test_a_text_that_changes_between_the_passes_is_told(prepare, tmp_path, monke
     train = data.subwords.train_bpe
 
     def changed(*arguments):
-        found = train(*arguments)
         written(source, TEXT + "more")
-        return found
+        return train(*arguments)
 
     monkeypatch.setattr(data.prepare, "train_bpe", changed)
     with pytest.raises(DataError, match="has changed since"):
@@ -182,17 +148,14 @@ def test_chunks_are_the_text_and_depend_on_it_alone(monkeypatch, seed):
     ends = sorted({*chosen.sample(range(1, 400), 6), 400})
     cut = chosen.choice([*ends[:-1], 111, 399])
     expected = list(chunks_of(parts_of_size(text, ends, 400), cut))
-
     for size in (1, 7, 20, 399):
         assert list(chunks_of(parts_of_size(text, ends, size), cut)) == expected
     assert "".join(chunk.text for chunk in expected) == text
     assert "".join(chunk.text for chunk in expected if not chunk.held_out) == text[:cut]
     assert all(0 < len(chunk.text) <= 20 for chunk in expected)
-    position, found = 0, []
-    for chunk in expected:
-        position += len(chunk.text)
-        found += [position] if chunk.ends_document else []
-    assert found == ends
+    positions = accumulate(len(chunk.text) for chunk in expected)
+    is_end = (chunk.ends_document for chunk in expected)
+    assert [*compress(positions, is_end)] == ends
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 
 import datasets
 import pytest
+from transformers import AutoTokenizer
 
 import chats
 from data.errors import DataError
@@ -24,8 +25,16 @@ TOOLS = (
 )
 
 
-def call(name: str, **arguments: object) -> dict:
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+def asks(content: object) -> dict:
+    return {"role": "user", "content": content}
+
+
+def calls(*several: tuple[str, dict]) -> dict:
+    made = [
+        {"type": "function", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in several
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": made}
 
 
 def tool(name: str, **properties: str) -> dict:
@@ -37,8 +46,8 @@ def tool(name: str, **properties: str) -> dict:
 ROWS = [
     {
         "messages": [
-            {"role": "user", "content": "where"},
-            {"role": "assistant", "content": None, "tool_calls": [call("go", to="the run", n=3)]},
+            asks("where"),
+            calls(("go", {"to": "the run", "n": 3})),
             {"role": "tool", "content": "it was"},
             {"role": "assistant", "content": "no step", "reasoning_content": "as it was"},
         ],
@@ -46,23 +55,20 @@ ROWS = [
         "documents": [{"title": "Größe", "text": "x"}],
     },
     {
-        "messages": [
-            {"role": "user", "content": "the"},
-            {"role": "assistant", "content": None, "tool_calls": [call("lose", step=1), call("a")]},
-        ],
+        "messages": [asks("the"), calls(("lose", {"step": 1}), ("a", {}))],
         "tools": [tool("lose", step="integer")],
         "documents": None,
     },
     {
-        "messages": [
-            {"role": "user", "content": "and"},
-            {"role": "assistant", "content": "on", "thinking": "twice"},
-        ],
+        "messages": [asks("and"), {"role": "assistant", "content": "on", "thinking": "twice"}],
         "tools": None,
         "documents": None,
     },
 ]
-PARTS = {"role": "user", "content": [{"type": "text", "text": "in parts"}, {"type": "image"}]}
+OF_ANY_TYPE = json.loads(json.dumps(ROWS))
+"""What `datasets` writes as JSON, because no type is that of all: null is a value there."""
+OF_ANY_TYPE[1]["messages"][1] = calls(("lose", {"n": "x", "of": None}), ("a", {}))
+OF_ANY_TYPE[2]["messages"][0] = asks([{"type": "text", "text": "in parts"}, {"type": "image"}])
 
 
 def parquet(path, rows, **options):
@@ -70,54 +76,45 @@ def parquet(path, rows, **options):
     return path
 
 
+def of_any_type(path, rows):
+    return parquet(path, rows, on_mixed_types="use_json")
+
+
 def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def of_any_type(path, rows):
-    """What `datasets` writes as JSON, because no type is that of all: null is a value there."""
-    changed = json.loads(json.dumps(rows))
-    changed[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] = {"n": "x", "of": None}
-    changed[2]["messages"][0] = PARTS
-    return changed, parquet(path, changed, on_mixed_types="use_json")
-
-
 @pytest.fixture
 def prepare_chats(prepare, tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+
     def prepare_chats(source, template=TOOLS):
-        folder = tmp_path / str(abs(hash(template)))
-        folder.mkdir(exist_ok=True)
         chats.tokenizer(template).save(folder)
         usual = {"val_fraction": 0.3, "block_size": 2000, "documents": "conversations"}
-        return prepare(source, tokenizer=folder, **usual), folder
+        return prepare(source, tokenizer=folder, **usual)
 
     return prepare_chats
 
 
-@pytest.mark.parametrize("kind", ["lines", "parquet", "parquet of JSON"])
-def test_a_template_gets_tools_as_transformers_gives_them(prepare_chats, tmp_path, kind):
-    from transformers import AutoTokenizer
-
-    rows = ROWS
-    if kind == "lines":
-        source = lines(tmp_path / "a.jsonl", ROWS)
-    elif kind == "parquet":
-        source = parquet(tmp_path / "a.parquet", ROWS)
-    else:
-        rows, source = of_any_type(tmp_path / "a.parquet", ROWS)
-    corpus, folder = prepare_chats(source)
-    theirs = AutoTokenizer.from_pretrained(folder)
+@pytest.mark.parametrize(
+    ("write", "rows"), [(lines, ROWS), (parquet, ROWS), (of_any_type, OF_ANY_TYPE)]
+)
+def test_a_template_gets_tools_as_transformers_gives_them(prepare_chats, tmp_path, write, rows):
+    name = "a.jsonl" if write is lines else "a.parquet"
+    corpus = prepare_chats(write(tmp_path / name, rows))
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     expected, size = [], 0
     for row in rows:
-        one = theirs.apply_chat_template(
+        chat = theirs.apply_chat_template(
             row["messages"],
             tools=row["tools"],
             documents=row["documents"],
             return_dict=True,
             return_assistant_tokens_mask=True,
         )
-        expected.append((one["input_ids"], one["assistant_masks"]))
+        expected.append((chat["input_ids"], chat["assistant_masks"]))
         targets = [i for i, flag in zip(*expected[-1], strict=True) if flag]
         size += len(theirs.decode(targets).replace("<|im_end|>", "").encode())
     assert conversations_of(corpus) == expected
@@ -125,35 +122,30 @@ def test_a_template_gets_tools_as_transformers_gives_them(prepare_chats, tmp_pat
 
 
 def test_replies_that_are_only_calls_have_bytes(prepare_chats, tmp_path):
-    corpus, _ = prepare_chats(lines(tmp_path / "a.jsonl", [ROWS[1]] * 4))
+    corpus = prepare_chats(lines(tmp_path / "a.jsonl", [ROWS[1]] * 4))
     assert corpus.info.held_out_bytes == len('\ncall lose {"step": 1}\ncall a {}')
 
 
 @pytest.mark.parametrize("write", [lines, parquet])
 def test_rows_without_messages_or_reply_are_left_out(prepare_chats, tmp_path, write):
     """A template may mark an empty reply with nothing; a table has null for what is absent."""
-    unended = chats.CHATML.replace(
-        "m['content'] + '<|im_end|>' }}{% endgeneration %}",
-        "m['content'] }}{% endgeneration %}{{ '<|im_end|>' }}",
-    )
-    assert unended != chats.CHATML
+    ended = "m['content'] + '<|im_end|>' }}{% endgeneration %}"
+    unended = "m['content'] }}{% endgeneration %}{{ '<|im_end|>' }}"
     told = [chats.said("the run", "goes on"), chats.said("where", ""), None]
-    rows = [{"messages": one} for one in told * 9]
     name = "a.jsonl" if write is lines else "a.parquet"
-    info = prepare_chats(write(tmp_path / name, rows), unended)[0].info
+    source = write(tmp_path / name, [{"messages": messages} for messages in told * 9])
+    info = prepare_chats(source, chats.CHATML.replace(ended, unended)).info
     assert (info.documents, info.left_out) == (9, 9)
 
 
-WRONG = {
-    "no content": ({"messages": [{"role": "user", "contents": "a"}]}, "content is not a text"),
-    "tools of another kind": ({"tools": ["go"]}, "tools is not a list of objects: ['go']"),
-    "documents of another kind": ({"documents": "a text"}, "rename the column"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_row_that_is_no_conversation_is_refused(prepare_chats, tmp_path, name):
-    changes, sentence = WRONG[name]
-    with pytest.raises(DataError, match="row 2") as refused:
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"messages": [{"role": "user", "contents": "a"}]}, "row 2 .* content is not a text"),
+        ({"tools": ["go"]}, r"row 2 .* tools is not a list of objects: \['go'\]"),
+        ({"documents": "a text"}, "row 2 .* rename the column"),
+    ],
+)
+def test_a_row_that_is_no_conversation_is_refused(prepare_chats, tmp_path, changes, sentence):
+    with pytest.raises(DataError, match=sentence):
         prepare_chats(lines(tmp_path / "a.jsonl", [ROWS[0], {**ROWS[1], **changes}]))
-    assert sentence in str(refused.value)
