@@ -54,16 +54,15 @@ class Failure(Exception):
         message: str,
         short: str = "refused",
         retry_after: float | None = None,
-        timed_out: bool = False,
         status: int | None = None,
         cause: BaseException | None = None,
     ) -> None:
         """`short`: one or two words for a progress line. `retry_after`: the seconds that the server
-        asks to wait. `timed_out`: whether no answer came in time. `status`: of HTTP, if there was
-        an answer. `cause`: the error of a client that says why.
+        asks to wait. `status`: of HTTP, if there was an answer. `cause`: the error of a client that
+        says why.
         """
         super().__init__(printable(message))
-        self.short, self.retry_after, self.timed_out = short, retry_after, timed_out
+        self.short, self.retry_after = short, retry_after
         self.status, self.cause = status, cause or self
 
 
@@ -109,7 +108,7 @@ def _of_answer(cause: BaseException) -> Failure | None:
 def _of_type(cause: BaseException) -> Failure:
     name = type(cause).__name__
     if isinstance(cause, httpx2.TimeoutException | TimeoutError):
-        return Unanswered(NO_ANSWER, NO_ANSWER, timed_out=True, cause=cause)
+        return Unanswered(NO_ANSWER, NO_ANSWER, cause=cause)
     if isinstance(cause, json.JSONDecodeError | UnicodeDecodeError):
         reason = "the answer is not JSON, but a proxy's page, for example"
         return Unanswered(reason, "not JSON", cause=cause)

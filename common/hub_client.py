@@ -20,8 +20,6 @@ from huggingface_hub.utils._xet import get_xet_session
 
 from common.failures import retry_after
 
-LONGEST_SLEEP_SECONDS = 10.0
-"""The longest delay that the client itself may sleep before it repeats a request."""
 XET_SETTINGS = {  # memory: each upload in flight holds up to 64 MB
     "HF_XET_CLIENT_AC_MAX_UPLOAD_CONCURRENCY": "3",
     "HF_XET_DATA_MAX_CONCURRENT_FILE_INGESTION": "2",
@@ -62,17 +60,16 @@ def _use_timeout(timeout: float) -> None:
         hooks = client.event_hooks
         client.event_hooks = {
             "request": [*hooks["request"], bound],
-            "response": [*hooks["response"], _refuse_long_delay],
+            "response": [*hooks["response"], _raise_rate_limit],
         }
         return client
 
     set_client_factory(make)
 
 
-def _refuse_long_delay(response: httpx2.Response) -> None:
-    """Raise the error of an answer that asks for a long delay: the client would sleep so long."""
-    seconds = retry_after(response)
-    if response.is_error and seconds is not None and seconds > LONGEST_SLEEP_SECONDS:
+def _raise_rate_limit(response: httpx2.Response) -> None:
+    """Raise the error of an answer that asks for a delay: the client itself would sleep so long."""
+    if response.is_error and retry_after(response):
         response.read()
         hf_raise_for_status(response)
 

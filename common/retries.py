@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from common.failures import Failure
+from common.failures import NO_ANSWER, Failure
 
 Answer = TypeVar("Answer")
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 60.0
@@ -16,6 +16,8 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 """The longest delay that a server may ask for."""
 BRIEF_DELAY_SECONDS = 2.0
 """The longest delay of `wait_briefly`: four tries within four seconds."""
+BRIEF_RATE_LIMIT_SECONDS = 10.0
+"""The same where the server asks for it."""
 
 
 def in_background(request: Callable[[], Answer]) -> Future[Answer]:
@@ -34,7 +36,8 @@ def in_background(request: Callable[[], Answer]) -> Future[Answer]:
 
 def wait_briefly(failure: Failure, waited: float, delay: float) -> None:
     """Wait; raise the failure if that would take long, or if the request itself did."""
-    if failure.timed_out or delay > BRIEF_DELAY_SECONDS:
+    longest = BRIEF_RATE_LIMIT_SECONDS if failure.retry_after else BRIEF_DELAY_SECONDS
+    if failure.short == NO_ANSWER or delay > longest:
         raise failure
     time.sleep(delay)
 

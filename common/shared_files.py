@@ -74,17 +74,13 @@ def make_once(target: Path, make: Callable[[Path], None], is_ready: Callable[[],
 
 
 def _move_to_target(temporary: Path, target: Path, is_ready: Callable[[], bool]) -> None:
+    if target.exists() and not is_ready():  # it is damaged
+        _remove(target.rename(temporary_name(target)))
     try:
         temporary.rename(target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+    except OSError:
+        if not is_ready():  # or another process was first
             raise
-        if is_ready():  # another process was first
-            return
-        damaged = temporary_name(target)
-        target.rename(damaged)
-        temporary.rename(target)
-        _remove(damaged)
 
 
 def temporary_name(target: Path) -> Path:
@@ -118,7 +114,7 @@ def digest_of(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def keep(path: Path, content: bytes) -> None:
+def write_cached(path: Path, content: bytes) -> None:
     """Write a file with its hash. Errors do not matter: a later start requests it again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,11 +123,11 @@ def keep(path: Path, content: bytes) -> None:
         temporary.rename(path)
 
 
-def kept(path: Path) -> bytes | None:
-    """Read what `keep` wrote; None if it is missing or damaged."""
-    try:
-        found = path.read_bytes()
-    except OSError:
-        return None
-    content = found[DIGEST_BYTES:]
-    return content if hashlib.sha256(content).digest() == found[:DIGEST_BYTES] else None
+def read_cached(path: Path) -> bytes | None:
+    """Read what `write_cached` wrote; None if it is missing or damaged."""
+    with suppress(OSError):
+        whole = path.read_bytes()
+        digest, content = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() == digest:
+            return content
+    return None

@@ -31,7 +31,6 @@ from store.errors import StoreError, StoreUnreachable
 from store.fetch import (
     ALL,
     INFERENCE,
-    Contents,
     Fetched,
     StateCheck,
     download,
@@ -41,7 +40,7 @@ from store.fetch import (
 from store.hub import Hub
 from store.kinds import named_store
 from store.latest import SNAPSHOTS
-from store.store import BRANCH, PREFIX
+from store.store import BRANCH, PREFIX, Contents
 
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """The name of a repo from before the Hub's repos had owners, such as gpt2."""

@@ -30,14 +30,13 @@ from store.errors import (
     StoreError,
     StoreMissing,
     StoreMoved,
-    StoreOffline,
     StoreRefused,
     StoreUnreachable,
 )
 from store.fence import Fenced
-from store.fetch import Contents, Fetched, NoneWhole, StateCheck, fetch_newest, read_store
+from store.fetch import Fetched, NoneWhole, StateCheck, fetch_newest, read_store
 from store.latest import METRICS, Latest
-from store.store import Store
+from store.store import Contents, Store
 
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """The temporary folder for another run's snapshot, until this run has loaded its weights."""
@@ -174,14 +173,14 @@ def newest_of_disk_and_store(
     except StoreError as error:
         if can_do_without:
             return local.warned(f"{str(error).rstrip('.')}. The run continues without it")
-        if isinstance(error, StoreRefused) and not isinstance(error, StoreOffline):
+        if isinstance(error, StoreRefused):
             raise
         raise StoreUnreachable(
             f"{error}: it is unknown whether {own.store.name} holds a snapshot of this run. Start "
             "again when it can be reached; a run that is new can begin without "
             f"{own.store.key.partition('=')[0]}, which a later start may have."
         ) from error
-    if own.private and not contents.head.private:
+    if own.private and not contents.private:
         raise SnapshotError(
             f"{own.store.key} is a public repo, and hub.private=true. Nothing was uploaded. "
             "Make it private, name another, or allow it with hub.private=false."
@@ -220,7 +219,6 @@ def newest_of_disk_and_store(
 
 def _read_or_create(own: RunStore) -> Contents:
     store = own.store
-    store.require_token()
     contents = None
     with suppress(StoreMissing):
         contents = read_store(store)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snapshot.disk.folder import (
@@ -27,7 +27,7 @@ from snapshot.disk.state import STATE
 from snapshot.errors import SnapshotError
 from store.errors import NoRevision, StoreError, StoreMoved, StoreRefused
 from store.fence import Fence
-from store.fetch import INFERENCE, contents_at
+from store.fetch import INFERENCE
 from store.hub import CARD
 from store.latest import (
     LATEST,
@@ -38,7 +38,7 @@ from store.latest import (
     remote_step,
     utc,
 )
-from store.store import Addition, Head, RemoteFile, Store
+from store.store import Addition, Contents, RemoteFile, Store
 
 CURVES = "curves.png"
 Entries = Mapping[str, tuple[int, str]]
@@ -115,19 +115,18 @@ class Attempt:
 
     def __init__(self, target: UploadTarget) -> None:
         self._target, self._store, self._policy = target, target.store, target.policy
-        self._run_id, self._attempt_id = target.run_id, target.attempt_id
         known = 0 if target.known_latest is None else target.known_latest.generation
         self.fence = Fence(
             self._store.name,
-            self._run_id,
-            self._attempt_id,
+            target.run_id,
+            target.attempt_id,
             takes_over=self._policy.takeover,
             generation=known + 1 if target.was_read else 0,
         )
         """Which other attempts this one gives way to."""
         self.was_read = target.was_read
         """Whether the store has been read at least once."""
-        self._head: Head | None = None
+        self._head: Contents | None = None
         """What our last upload left; None while it is unknown whether that is the newest."""
         self._latest: Latest | None = None
         """The `latest.json` of our last upload."""
@@ -142,30 +141,24 @@ class Attempt:
         """
         head, self._head = self._head, None  # after an error the outcome is unknown
         try:
-            self._head = self._upload(upload, head)
+            if not self.was_read:
+                self._store.create(self._policy.private)
+            head = self._look(upload.step, head)
+            latest = self._latest_for(upload, head)
+            if head.latest is None or not latest.is_same_upload(head.latest):
+                add = self._additions(upload, latest)
+                delete = self._deletions(latest, head, add)
+                head = self._store.publish(head, add, delete, f"Snapshot of step {latest.step}")
+                head = replace(head, latest=latest)
         except NoRevision as error:  # a replica that lags, or a repo that was created anew
             raise StoreMoved(str(error), "moved on") from error
-        self.fence.has_uploaded = True
+        self._head, self._latest, self.fence.has_uploaded = head, head.latest, True
         if self._policy.is_milestone(upload.step):
             with suppress(StoreError):  # the snapshot stays in any case
                 self._store.tag(folder_name(upload.step), self._head)
 
-    def _upload(self, upload: Upload, ours: Head | None) -> Head:
-        if not self.was_read:
-            self._store.create(self._policy.private)
-        head, before = self._look(upload.step, ours)
-        latest = self._latest_for(upload, before, head)
-        if latest.is_same_upload(before):  # it succeeded earlier, and its answer was lost
-            self._latest = before
-            return head
-        add = self._additions(upload, latest)
-        delete = self._deletions(latest, before, head, add)
-        head = self._store.publish(head, add, delete, f"Snapshot of step {latest.step}")
-        self._latest = latest
-        return head
-
-    def _look(self, step: int, ours: Head | None) -> tuple[Head, Latest | None]:
-        """What to build on with a snapshot of that step, and its `latest.json`.
+    def _look(self, step: int, ours: Contents | None) -> Contents:
+        """What to build on with a snapshot of that step.
 
         Raises Fenced if another attempt owns the store.
         """
@@ -177,32 +170,32 @@ class Attempt:
                 "start with hub.private=false."
             )
         if head is ours:
-            return head, self._latest
-        contents = contents_at(self._store, head)
-        if refusal := contents.refusal():
+            return head
+        head = head.with_latest()
+        if refusal := head.refusal():
             raise StoreRefused(refusal, "not this run's")
-        latest = contents.latest
-        if self.fence.is_stale(latest, self._latest):
+        if self.fence.is_stale(head.latest, self._latest):
             # A repo's own commit is known to be there. Files are as they are: an attempt that was
             # fenced may have written latest.json after us.
-            return (ours or head) if self._store.has_commits else head, self._latest
-        self.fence.check(latest, step)
-        return head, latest
+            known = ours if self._store.has_commits else None
+            return known or replace(head, latest=self._latest)
+        self.fence.check(head.latest, step)
+        return head
 
-    def _latest_for(self, upload: Upload, before: Latest | None, head: Head) -> Latest:
-        """`latest.json` on top of `before`. Raises OSError if the snapshot no longer exists."""
+    def _latest_for(self, upload: Upload, head: Contents) -> Latest:
+        """`latest.json` on top of `head`. Raises OSError if the snapshot no longer exists."""
         there = {upload.step, *map(remote_step, folders_in(head.files))}
         best_step, best_loss = 0, None
         if upload.best is not None and upload.best.step in there:
             best_step, best_loss = upload.best.step, upload.best.loss
-        elif before is not None and before.run_id == self._run_id:
-            best_step, best_loss = before.best_step, before.best_loss
+        elif head.latest is not None and head.latest.run_id == self._target.run_id:
+            best_step, best_loss = head.latest.best_step, head.latest.best_loss
         return Latest(
-            run_id=self._run_id,
-            attempt_id=self._attempt_id,
+            run_id=self._target.run_id,
+            attempt_id=self._target.attempt_id,
             generation=self.fence.generation,
             step=upload.step,
-            folder=remote_folder(upload.folder.name, self._attempt_id),
+            folder=remote_folder(upload.folder.name, self._target.attempt_id),
             manifest_sha256=manifest_sha256(upload.folder),
             machine=platform.node(),
             time=utc(),
@@ -240,16 +233,14 @@ class Attempt:
 
     # What is deleted.
 
-    def _deletions(
-        self, latest: Latest, before: Latest | None, head: Head, add: Collection[str]
-    ) -> list[str]:
+    def _deletions(self, latest: Latest, head: Contents, add: Collection[str]) -> list[str]:
         """The files of snapshots that do not stay, of each the manifest first."""
         paths: list[str] = []
-        for folder in folders_to_delete(head.files, latest, before, self._policy):
+        for folder in folders_to_delete(head, latest, self._policy):
             paths += self._files_of(folder, head)
         at_the_top = [path for path in head.files if is_at_the_top(path) and path not in add]
-        if self._store.has_commits and before is not None and at_the_top:
-            entries = self._entries(before.folder, head)
+        if self._store.has_commits and head.latest is not None and at_the_top:
+            entries = self._entries(head.latest.folder, head)
             paths += [one for one in at_the_top if _is_as_named(head.files[one], entries.get(one))]
         if not self._store.has_commits:
             # What an upload or a deletion of this attempt has left that failed.
@@ -258,14 +249,14 @@ class Attempt:
             paths += [path for path in self._begun if path.rpartition("/")[0] not in whole]
         return [path for path in paths if path in head.files and path not in add]
 
-    def _files_of(self, folder: str, head: Head) -> list[str]:
+    def _files_of(self, folder: str, head: Contents) -> list[str]:
         """The manifest of a snapshot, and the files that it names, as far as they are those."""
         entries = self._entries(folder, head)
         names = {f"{folder}/{name}": entry for name, entry in entries.items()}
         files = [path for path in names if _is_as_named(head.files.get(path), names[path])]
         return [f"{folder}/{MANIFEST}", *sorted(files)] if entries else []
 
-    def _entries(self, folder: str, head: Head) -> Entries:
+    def _entries(self, folder: str, head: Contents) -> Entries:
         """The manifest of a folder; empty without a valid one. Raises StoreError and OSError."""
         path = f"{folder}/{MANIFEST}"
         if path in head.files:
@@ -274,18 +265,16 @@ class Attempt:
         return {}
 
 
-def folders_to_delete(
-    paths: Collection[str], latest: Latest, before: Latest | None, policy: Policy
-) -> list[str]:
+def folders_to_delete(head: Contents, latest: Latest, policy: Policy) -> list[str]:
     """Folders of whole snapshots that do not stay when that of `latest` is there (see `stays`).
 
     All stay if there was no latest.json to tell which run they belong to, and none of another run
     that was taken over.
     """
-    others = [folder for folder in folders_in(paths) if folder != latest.folder]
-    if before is None:
+    others = [folder for folder in folders_in(head.files) if folder != latest.folder]
+    if head.latest is None:
         return []
-    if before.run_id != latest.run_id:
+    if head.latest.run_id != latest.run_id:
         return others
     steps = {latest.step, *map(remote_step, others)}
     staying = stays(steps, latest.step, policy.keep, policy.milestone_every, latest.best_step)

@@ -71,7 +71,7 @@ class StoreMoved(StoreError):
 
 
 MISSING = "there is no repo {name}, or the token may not see it ({short}). Check the name. "
-CAUSES: dict[type[Exception], tuple[type[StoreError], str]] = {
+KINDS: dict[type[BaseException] | int, tuple[type[StoreError], str]] = {
     LocalTokenNotFoundError: (StoreRefused, f"{{key}} needs a token, and there is none. {REMEDY}"),
     OfflineModeIsEnabled: (StoreOffline, "HF_HUB_OFFLINE is set, so the Hub is not used"),
     GatedRepoError: (
@@ -88,9 +88,6 @@ CAUSES: dict[type[Exception], tuple[type[StoreError], str]] = {
         f"removed the commit. {LIST_IT}",
     ),
     FileNotFoundError: (NoFile, "{name} lacks a file or a folder ({reason}). Check {key}."),
-}
-"""The kind and the sentence of an error of a client; the first that fits."""
-STATUSES: dict[int | None, tuple[type[StoreError], str]] = {
     401: (StoreRefused, f"the Hub does not accept the token ({{reason}}). {REMEDY}"),
     404: (
         NoFile,
@@ -98,13 +95,13 @@ STATUSES: dict[int | None, tuple[type[StoreError], str]] = {
         f"lost. {LIST_IT}",
     ),
     412: (StoreMoved, "{name} has moved on ({short})"),
+    BaseException: (
+        StoreRefused,
+        "{server} refuses ({reason}). Check {key}, the token or the credentials, their "
+        "permissions, and the free storage.",
+    ),
 }
-"""The same of other answers of the Hub."""
-UNREACHABLE = "{server} cannot be reached ({reason})"
-REFUSED = (
-    "{server} refuses ({reason}). Check {key}, the token or the credentials, their permissions, "
-    "and the free storage."
-)
+"""Kind and sentence, by the type of an error or the status of an answer; the first that fits."""
 
 
 def disk_error(error: Exception, downloads: bool, store_folder: Path | None) -> OSError | None:
@@ -135,10 +132,16 @@ def translate(error: BaseException, name: str, key: str, server: str) -> StoreEr
     failure = failure_of(error)
     if isinstance(failure, StoreError):
         return failure
-    causes = (found for of, found in CAUSES.items() if isinstance(failure.cause, of))
-    known = next(causes, None) or STATUSES.get(failure.status) or (StoreRefused, REFUSED)
-    kind, sentence = (StoreUnreachable, UNREACHABLE) if failure.may_pass else known
-    is_type = failure.status is None and not failure.may_pass  # whose name says more
-    reason = f"{failure.short}: {failure}" if is_type and kind is StoreRefused else str(failure)
+    kind: type[StoreError] = StoreUnreachable
+    sentence = "{server} cannot be reached ({reason})"
+    if not failure.may_pass:
+        kind, sentence = next(
+            row
+            for of, row in KINDS.items()
+            if of == failure.status or (isinstance(of, type) and isinstance(failure.cause, of))
+        )
+    reason = str(failure)
+    if kind is StoreRefused and failure.status is None:  # the name of its type says more
+        reason = f"{failure.short}: {failure}"
     message = sentence.format(name=name, key=key, server=server, short=failure.short, reason=reason)
-    return kind(message, failure.short, failure.retry_after, failure.timed_out)
+    return kind(message, failure.short, failure.retry_after)

@@ -36,16 +36,10 @@ from store.errors import NoFile, NoRevision
 from store.latest import (
     FOLDER,
     LARGEST_METRICS_BYTES,
-    LATEST,
     METRICS,
-    WRITTEN_BY_010,
-    Latest,
-    folders_in,
-    foreign_file,
-    read_latest,
     remote_step,
 )
-from store.store import BRANCH, Head, RemoteFile, Store
+from store.store import BRANCH, Contents, Store
 
 PARTIAL = f"{TEMPORARY_PREFIX}download"
 """The folder of an unfinished download, below the snapshots. A start removes it."""
@@ -59,86 +53,14 @@ StateCheck = Callable[[RunState], object]
 """Raises SnapshotError for the state of a snapshot that an attempt must not resume from."""
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The contents of a store at one commit."""
-
-    store: Store
-    head: Head
-    latest: Latest | None = None
-    fault: str | None = None
-    """What is wrong with its latest.json, if anything."""
-    revision: str = BRANCH
-    """The branch, tag or commit that was read, or the only snapshot of it that counts."""
-
-    @property
-    def files(self) -> Mapping[str, RemoteFile]:
-        """Its files by path."""
-        return self.head.files
-
-    @property
-    def commit(self) -> str:
-        """Of a repo; empty for a store without commits."""
-        return self.head.token if self.store.has_commits else ""
-
-    @property
-    def name(self) -> str:
-        """Store and commit, for messages."""
-        return f"{self.store.name}@{self.commit[:8]}".rstrip("@")
-
-    def pinned(self, folder: str) -> str:
-        """A name by which any machine finds this snapshot: by its commit, or by its folder."""
-        by_commit = self.commit and self.revision != folder
-        return f"{self.store.url}@{self.commit if by_commit else folder}"
-
-    def folders(self) -> list[str]:
-        """Its snapshot folders, the one of latest.json first, then the newest first."""
-        newest = "" if self.latest is None else self.latest.folder
-        return sorted(folders_in(self.files), key=lambda folder: folder != newest)
-
-    def refusal(self) -> str | None:
-        """Why a run may not use the store: it holds something that no run uploaded.
-
-        None if the store belongs to a run, or is new.
-        """
-        if self.fault is not None:
-            remedy = (
-                "so no run of this project is known to own it. Name one that is new or empty. If a "
-                "run owns it, restore that file, or continue from its snapshots with "
-                f"snapshot.resume={self.store.url}, another run.name and a new store"
-            )
-            if WRITTEN_BY_010 in self.fault:
-                remedy = "and name another store"
-            return f"{self.store.key} cannot be used: {self.fault}, {remedy}."
-        if foreign := foreign_file(self.files, self.store.has_commits):
-            return (
-                f"{self.store.key} holds {foreign}, which no run of this project uploaded. Name "
-                "one that is new or empty, or move that file away."
-            )
-        return None
-
-
 def read_store(store: Store, revision: str = BRANCH) -> Contents:
     """Read the contents of a store; `revision` may be a snapshot's folder. Raises StoreError."""
     is_folder = FOLDER.fullmatch(f"{revision}/{MANIFEST}") is not None
     head = store.head(BRANCH if is_folder else revision)
+    files = head.files
     if is_folder:
-        inside = {path: head.files[path] for path in head.files if path.startswith(f"{revision}/")}
-        head = replace(head, files=inside)
-    return contents_at(store, head, revision)
-
-
-def contents_at(store: Store, head: Head, revision: str = BRANCH) -> Contents:
-    """The contents of a store at a head. Raises StoreError."""
-    if LATEST not in head.files:
-        return Contents(store, head, revision=revision)
-    try:
-        latest = read_latest(store.read(head, LATEST), store.name)
-        if latest.best_step not in map(remote_step, folders_in(head.files)):  # somebody removed it
-            latest = replace(latest, best_step=0, best_loss=None)
-        return Contents(store, head, latest, revision=revision)
-    except SnapshotError as error:
-        return Contents(store, head, None, str(error), revision)
+        files = {path: file for path, file in files.items() if path.startswith(f"{revision}/")}
+    return replace(head, files=files, revision=revision).with_latest()
 
 
 def download(
@@ -159,9 +81,9 @@ def download(
 
     # Without commits a file may have been replaced, and no digest tells: no copy is trusted.
     again = not contents.store.has_commits and None in digests.values()
-    here = contents.store.fetch(contents.head, digests, target, again)
+    here = contents.store.fetch(contents, digests, target, again)
     if paths := damaged():
-        contents.store.fetch(contents.head, paths, target, again=True)
+        contents.store.fetch(contents, paths, target, again=True)
     if paths and (paths := damaged()):
         raise SnapshotError(f"{contents.name}: the content of {paths[0]} has changed")
     return here
@@ -177,7 +99,7 @@ def fetch_metrics(contents: Contents, folder: Path) -> Path | None:
         return None
     if (size := contents.files[METRICS].size) > LARGEST_METRICS_BYTES:
         raise SnapshotError(f"{METRICS} of {contents.name} has {size:,} bytes")
-    return contents.store.fetch(contents.head, [METRICS], folder) / METRICS
+    return contents.store.fetch(contents, [METRICS], folder) / METRICS
 
 
 def fetch(
@@ -246,7 +168,7 @@ def _digests(contents: Contents, folder: str, place: str) -> dict[str, str]:
     listed = {path.removeprefix(inside): file for path, file in files if path.startswith(inside)}
     if MANIFEST not in listed:
         raise SnapshotError(f"{place} has no {MANIFEST}")
-    manifest = contents.store.read(contents.head, inside + MANIFEST)
+    manifest = contents.store.read(contents, inside + MANIFEST)
     entries = entries_in(parse_json(manifest, f"{MANIFEST} of {place}"), place)
     if missing := sorted({STATE, *entries} - (listed.keys() & entries.keys())):
         raise SnapshotError(f"{place}: {missing[0]} is missing, or not in the manifest")

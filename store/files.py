@@ -30,7 +30,7 @@ from store.errors import (
     StoreUnreachable,
 )
 from store.latest import LATEST, SNAPSHOTS
-from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store
+from store.store import BRANCH, PREFIX, Addition, Contents, RemoteFile, Store
 
 
 class Files(Store):
@@ -69,14 +69,14 @@ class Files(Store):
             for path in self.list_files():
                 self.delete(path)
 
-    def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
+    def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
         """The present files. The token is the hash of `latest.json`."""
         try:
             sizes = self.list_files()
         except NoFile as error:
             raise StoreMissing(f"{self.name} does not exist. Create it.", error.short) from error
         files = {path: RemoteFile(size) for path, size in sorted(sizes.items())}
-        head = Head("", self.is_private(), files)
+        head = Contents(self, "", self.is_private(), files)
         latest = self.read(head, LATEST) if LATEST in files else b""
         return replace(head, token=sha256(latest).hexdigest())
 
@@ -91,12 +91,12 @@ class Files(Store):
             if entry["type"] == "file" and path.startswith(inside) and not path.endswith("/")
         }
 
-    def read_small(self, head: Head, path: str) -> bytes:
+    def read_small(self, head: Contents, path: str) -> bytes:
         """A file, without a place on a disk."""
         return bytes(self.ask(partial(self._fs.cat_file, self._at(path))))
 
     def fetch(
-        self, head: Head, paths: Collection[str], folder: Path | None, again: bool = False
+        self, head: Contents, paths: Collection[str], folder: Path | None, again: bool = False
     ) -> Path:
         """Download files to `folder`, or to a cache."""
         if folder is None:
@@ -112,8 +112,8 @@ class Files(Store):
         return folder
 
     def publish(
-        self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
-    ) -> Head:
+        self, head: Contents, add: Mapping[str, Addition], delete: Collection[str], message: str
+    ) -> Contents:
         """Contents, then small files in their order, then deletions."""
         contents = {path: one for path, one in add.items() if isinstance(one.source, Path)}
         sent = {path: self._send(path, one) for path, one in contents.items()}
@@ -123,7 +123,7 @@ class Files(Store):
                 sent[path] = self._send(path, addition)
         gone = self._delete_all(delete)
         files = {path: one for path, one in {**head.files, **sent}.items() if path not in gone}
-        return Head(sent[LATEST].sha256 or "", head.private, files)
+        return replace(head, token=sent[LATEST].sha256 or "", files=files)
 
     def _send(self, path: str, addition: Addition) -> RemoteFile:
         """Write a file that is as its manifest says."""
@@ -141,7 +141,7 @@ class Files(Store):
         else:
             self.ask(partial(self._fs.put_file, str(source), self._at(path)), _size_of(source))
 
-    def _refuse_moved(self, head: Head, sent: Mapping[str, RemoteFile]) -> None:
+    def _refuse_moved(self, head: Contents, sent: Mapping[str, RemoteFile]) -> None:
         """Raise StoreMoved if another attempt has published since `head` was read.
 
         Raises StoreUnreachable unless the store lists all files as they were sent.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Semaphore
 
 import huggingface_hub  # imports the rest at its first use, which a run without a Hub has not
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, get_token
-from huggingface_hub.errors import LocalTokenNotFoundError
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from common.hub_client import hub_api, open_xet_session
@@ -19,7 +19,7 @@ from common.retries import in_background
 from snapshot.errors import SnapshotError
 from store.errors import REMEDY, StoreError, StoreRefused
 from store.latest import METRICS
-from store.store import BRANCH, PREFIX, Addition, Head, RemoteFile, Store
+from store.store import BRANCH, PREFIX, Addition, Contents, RemoteFile, Store
 
 CARD = "README.md"
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -43,17 +43,6 @@ class Hub(Store):
         self._referred: dict[str, set[str]] = {}
         """The large files of commits that have a name."""
 
-    def require_token(self) -> None:
-        """Raise StoreRefused if there is no token. Makes no request."""
-        try:
-            token = get_token()
-        except OSError as error:
-            raise StoreRefused(
-                f"the token cannot be read: {error}. {REMEDY}", "no token"
-            ) from error
-        if not token:
-            raise self.translated(LocalTokenNotFoundError())
-
     def check_token(self) -> None:
         """Raise StoreRefused if there is no token, or a read-only one."""
         who = self.ask(self._api.whoami)
@@ -72,12 +61,12 @@ class Hub(Store):
         """Remove the repo, if it exists."""
         self.ask(partial(self._api.delete_repo, self.repo_id, missing_ok=True))
 
-    def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
+    def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
         """The commit of a revision and its files; `known` where that is still the commit."""
         commit, private = self._commit_of(revision)
         if known is not None and (known.token, known.private) == (commit, private):
             return known
-        return Head(commit, private, self._files(commit))
+        return Contents(self, commit, private, self._files(commit))
 
     def _commit_of(self, revision: str = BRANCH) -> tuple[str, bool]:
         info = self.ask(partial(self._api.repo_info, self.repo_id, revision=revision))
@@ -91,7 +80,7 @@ class Hub(Store):
             if isinstance(entry, huggingface_hub.RepoFile)
         }
 
-    def read_small(self, head: Head, path: str) -> bytes:
+    def read_small(self, head: Contents, path: str) -> bytes:
         """A file, without a place on a disk."""
         url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=head.token)
 
@@ -103,7 +92,7 @@ class Hub(Store):
         return self.ask(content)
 
     def fetch(
-        self, head: Head, paths: Collection[str], folder: Path | None, again: bool = False
+        self, head: Contents, paths: Collection[str], folder: Path | None, again: bool = False
     ) -> Path:
         """Download files to `folder`, or to the client's cache."""
         slots = Semaphore(DOWNLOADS_AT_ONCE)
@@ -126,8 +115,8 @@ class Hub(Store):
         return folder or places[0]
 
     def publish(
-        self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
-    ) -> Head:
+        self, head: Contents, add: Mapping[str, Addition], delete: Collection[str], message: str
+    ) -> Contents:
         """One commit on top of `head`. Raises as `Store.publish` says."""
         for added in add.values():
             if isinstance(added.source, Path):
@@ -144,7 +133,7 @@ class Hub(Store):
         for path, one in additions.items():
             digest = sent[path] if one._upload_mode == "lfs" else None
             files[path] = RemoteFile(one.upload_info.size, digest)
-        after = Head(commit, head.private, files)
+        after = replace(head, token=commit, files=files)
         replaced = {METRICS} & set(add) & head.files.keys()
         self._unneeded |= _digests_in({path: head.files[path] for path in (*delete, *replaced)})
         self._free(after)
@@ -164,7 +153,7 @@ class Hub(Store):
             self.ask(partial(upload, free_memory=False, gitignore_content=""), size)
 
     def _commit(
-        self, operations: list[huggingface_hub.CommitOperation], message: str, head: Head
+        self, operations: list[huggingface_hub.CommitOperation], message: str, head: Contents
     ) -> str:
         """Create a commit on top of `head`; its id. Raises StoreMoved if that is not the newest.
 
@@ -190,12 +179,12 @@ class Hub(Store):
             )
             return made
 
-    def tag(self, name: str, head: Head) -> None:
+    def tag(self, name: str, head: Contents) -> None:
         """Give a commit a tag, unless another one has it."""
         tag = partial(self._api.create_tag, self.repo_id, tag=name, revision=head.token)
         self.ask(partial(tag, exist_ok=True))
 
-    def _free(self, head: Head) -> None:
+    def _free(self, head: Contents) -> None:
         """Delete contents that the newest commit removed, for good. Raises nothing.
 
         What a tag, another branch or a pull request refers to stays. What fails is tried again

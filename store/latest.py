@@ -76,11 +76,10 @@ class Latest:
     best_loss: float | None = None
     """Its held-out loss, nats per token."""
 
-    def is_same_upload(self, other: Latest | None) -> bool:
-        """Whether both are of one upload. Its folder names the step and the attempt."""
-        if other is None or self.attempt_id != other.attempt_id:
-            return False
-        return (self.folder, self.manifest_sha256) == (other.folder, other.manifest_sha256)
+    def is_same_upload(self, other: Latest) -> bool:
+        """Whether both are of one upload of one attempt."""
+        mine = (self.attempt_id, self.folder, self.manifest_sha256)
+        return mine == (other.attempt_id, other.folder, other.manifest_sha256)
 
 
 def read_latest(file: bytes, name: str) -> Latest:

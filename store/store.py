@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -17,7 +17,16 @@ from huggingface_hub.utils._xet import abort_xet_session
 from common.failures import NO_ANSWER, Unanswered
 from common.retries import Answer, in_background
 from snapshot.errors import SnapshotError
-from store.errors import StoreError, disk_error, translate
+from store.errors import disk_error, translate
+from store.latest import (
+    LATEST,
+    WRITTEN_BY_010,
+    Latest,
+    folders_in,
+    foreign_file,
+    read_latest,
+    remote_step,
+)
 
 BRANCH = "main"
 LARGEST_JSON_BYTES = 4 << 20
@@ -40,14 +49,74 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Head:
+class Contents:
     """What a store holds at one moment."""
 
+    store: Store
     token: str
     """Changes when something is published: the commit of a repo."""
     private: bool
     files: Mapping[str, RemoteFile]
     """By path."""
+    latest: Latest | None = None
+    """Its latest.json, as `with_latest` has read it."""
+    fault: str | None = None
+    """What is wrong with that, if anything."""
+    revision: str = BRANCH
+    """The branch, tag or commit that was read, or the only snapshot of it that counts."""
+
+    @property
+    def commit(self) -> str:
+        """Of a repo; empty for a store without commits."""
+        return self.token if self.store.has_commits else ""
+
+    @property
+    def name(self) -> str:
+        """Store and commit, for messages."""
+        return f"{self.store.name}@{self.commit[:8]}".rstrip("@")
+
+    def pinned(self, folder: str) -> str:
+        """A name by which any machine finds this snapshot: by its commit, or by its folder."""
+        by_commit = self.commit and self.revision != folder
+        return f"{self.store.url}@{self.commit if by_commit else folder}"
+
+    def folders(self) -> list[str]:
+        """Its snapshot folders, the one of latest.json first, then the newest first."""
+        newest = "" if self.latest is None else self.latest.folder
+        return sorted(folders_in(self.files), key=lambda folder: folder != newest)
+
+    def with_latest(self) -> Contents:
+        """The same with what latest.json says. Raises StoreError."""
+        if LATEST not in self.files:
+            return self
+        try:
+            latest = read_latest(self.store.read(self, LATEST), self.store.name)
+        except SnapshotError as error:
+            return replace(self, fault=str(error))
+        if latest.best_step not in map(remote_step, folders_in(self.files)):  # somebody removed it
+            latest = replace(latest, best_step=0, best_loss=None)
+        return replace(self, latest=latest)
+
+    def refusal(self) -> str | None:
+        """Why a run may not use the store: it holds something that no run uploaded.
+
+        None if the store belongs to a run, or is new.
+        """
+        if self.fault is not None:
+            remedy = (
+                "so no run of this project is known to own it. Name one that is new or empty. If a "
+                "run owns it, restore that file, or continue from its snapshots with "
+                f"snapshot.resume={self.store.url}, another run.name and a new store"
+            )
+            if WRITTEN_BY_010 in self.fault:
+                remedy = "and name another store"
+            return f"{self.store.key} cannot be used: {self.fault}, {remedy}."
+        if foreign := foreign_file(self.files, self.store.has_commits):
+            return (
+                f"{self.store.key} holds {foreign}, which no run of this project uploaded. Name "
+                "one that is new or empty, or move that file away."
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -96,40 +165,36 @@ class Store(ABC):
         `carried`: how many bytes it transfers, which take some time more; `downloads`: whether to a
         disk of this machine.
         """
+        more = carried / SLOWEST_BYTES_PER_SECOND if carried else REPEAT_SECONDS
         try:
-            more = carried / SLOWEST_BYTES_PER_SECOND if carried else REPEAT_SECONDS
             return in_background(request).result(self.timeout + more)
         except Exception as error:
             if of_disk := disk_error(error, downloads, self.folder):
                 raise of_disk from error
             failure = error
-            if isinstance(error, TimeoutError):
-                abort_xet_session()  # an upload through Xet has no limit of its own
-                if carried:  # a start repeats a transfer, but not what a server does not answer
-                    failure = Unanswered(NO_ANSWER, NO_ANSWER)
-            raise self.translated(failure) from error
-
-    def translated(self, error: Exception) -> StoreError:
-        """The StoreError of the right kind for the error of a client."""
-        return translate(error, self.name, self.key, self.server)
+            if carried and isinstance(error, TimeoutError):
+                abort_xet_session()  # which has no limit of its own, and carries transfers alone
+                # A start repeats a transfer, but not a request that a server does not answer.
+                failure = Unanswered(NO_ANSWER, "slow transfer")
+            raise translate(failure, self.name, self.key, self.server) from error
 
     @abstractmethod
-    def head(self, revision: str = BRANCH, known: Head | None = None) -> Head:
+    def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
         """What it holds now; `known` itself where nothing was published since that was read."""
 
-    def read(self, head: Head, path: str) -> bytes:
+    def read(self, head: Contents, path: str) -> bytes:
         """A small JSON file. Raises SnapshotError for one of an absurd size."""
         if (size := head.files[path].size) > LARGEST_JSON_BYTES:
             raise SnapshotError(f"{path} of {self.name} has {size:,} bytes")
         return self.read_small(head, path)
 
     @abstractmethod
-    def read_small(self, head: Head, path: str) -> bytes:
+    def read_small(self, head: Contents, path: str) -> bytes:
         """A file, without a place on a disk."""
 
     @abstractmethod
     def fetch(
-        self, head: Head, paths: Collection[str], folder: Path | None, again: bool = False
+        self, head: Contents, paths: Collection[str], folder: Path | None, again: bool = False
     ) -> Path:
         """Download files, and return the folder that they are in, under their own paths.
 
@@ -139,8 +204,8 @@ class Store(ABC):
 
     @abstractmethod
     def publish(
-        self, head: Head, add: Mapping[str, Addition], delete: Collection[str], message: str
-    ) -> Head:
+        self, head: Contents, add: Mapping[str, Addition], delete: Collection[str], message: str
+    ) -> Contents:
         """Add files on top of `head`, then delete others; returns the new head.
 
         Readers see nothing of it before the manifests among `add` are there. These and
@@ -166,11 +231,8 @@ class Store(ABC):
         """Whether this process must not use it; that lasts as long as the process."""
         return self.url.startswith(PREFIX) and bool(constants.HF_HUB_OFFLINE)
 
-    def require_token(self) -> None:  # noqa: B027
-        """Raise StoreRefused if the store needs a token and there is none. Makes no request."""
-
     def check_token(self) -> None:  # noqa: B027
         """Raise StoreRefused if there is no token, or a read-only one, where the store has them."""
 
-    def tag(self, name: str, head: Head) -> None:  # noqa: B027
+    def tag(self, name: str, head: Contents) -> None:  # noqa: B027
         """Give what `head` holds a name that stays, where the store has such."""

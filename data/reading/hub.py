@@ -17,7 +17,7 @@ from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
 from common.failures import Unanswered
-from common.shared_files import digest_of, keep, kept
+from common.shared_files import digest_of, read_cached, write_cached
 from data.errors import DataError
 from data.reading.access import OID, Access
 from data.reading.formats import is_data
@@ -52,7 +52,7 @@ def hub_files(
     name, api = named["name"], f"{constants.ENDPOINT}/api/datasets/{named['name']}"
     commit = revision or _commit(access, source, api, named["revision"] or "main")
     record = access.cache_dir / "streams" / digest_of(constants.ENDPOINT, source, commit, split)
-    content = kept(record)
+    content = read_cached(record)
     if content is None:
         tree = dict(_tree(access, source, f"{api}/tree/{commit}?recursive=true&expand=false"))
         if named.re is FILES:
@@ -60,7 +60,7 @@ def hub_files(
         else:
             paths = _paths_of_split(access, source, name, commit, split)
         content = json.dumps([[path, *tree[path]] for path in sorted(paths)]).encode()
-        keep(record, content)
+        write_cached(record, content)
     base = f"{constants.ENDPOINT}/datasets/{name}/resolve/{quote(commit, safe='')}/"
     return commit, [
         DataFile(base + quote(path), path, size, OID + oid)
@@ -76,11 +76,11 @@ def _commit(access: Access, source: str, api: str, revision: str) -> str:
         url = f"{api}/revision/{quote(revision, safe='')}"
         commit = str(_ask(access, source, url, is_none)[0]["sha"])
     except DataError as error:
-        if (earlier := kept(record)) is None:
+        if (earlier := read_cached(record)) is None:
             raise
         access.say(f"warning: {source} is read as at an earlier start: {error}")
         return earlier.decode()
-    keep(record, commit.encode())
+    write_cached(record, commit.encode())
     return commit
 
 

@@ -16,7 +16,7 @@ from store.errors import NoFile, StoreMoved, StoreUnreachable
 from store.files import Files
 from store.hub import Hub
 from store.latest import LATEST, Latest, folders_in, read_latest
-from store.store import BRANCH, Head, RemoteFile, Store
+from store.store import BRANCH, Contents, RemoteFile, Store
 
 NAME = "me/run"
 Content = dict[str, bytes]
@@ -124,13 +124,13 @@ class MemoryRepo(Client, Hub):
         content = self.shared.versions[int(commit, 16)]
         return self.answer(lambda: {path: listed(one, True) for path, one in content.items()})
 
-    def read_small(self, head: Head, path: str) -> bytes:
+    def read_small(self, head: Contents, path: str) -> bytes:
         return self.answer(lambda: self.shared.versions[int(head.token, 16)][path])
 
     def _upload_contents(self, additions) -> None:
         self.answer(lambda: None)
 
-    def _commit(self, operations, message: str, head: Head) -> str:
+    def _commit(self, operations, message: str, head: Contents) -> str:
         add, delete = {}, set()
         for one in operations:
             if isinstance(one, huggingface_hub.CommitOperationAdd):
@@ -149,7 +149,7 @@ class MemoryRepo(Client, Hub):
 
         return self.answer(apply)
 
-    def tag(self, name: str, head: Head) -> None:
+    def tag(self, name: str, head: Contents) -> None:
         pass
 
     def _refs(self) -> set[str]:
@@ -176,7 +176,7 @@ class MemoryFiles(Client, Files):
             lambda: {path: len(one) for path, one in self.shared.versions[self.seen()].items()}
         )
 
-    def read_small(self, head: Head, path: str) -> bytes:
+    def read_small(self, head: Contents, path: str) -> bytes:
         def apply() -> bytes:
             try:
                 return self.shared.versions[self.seen()][path]

@@ -17,7 +17,7 @@ from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
 from store.errors import NoFile, StoreRefused, StoreUnreachable
 from store.hub import Hub
-from store.store import Addition, Head
+from store.store import Addition, Contents
 
 TIMEOUT_SECONDS = 1.0
 
@@ -42,7 +42,7 @@ def weights(path: Path, size: int, seed: int = 0) -> Path:
     return path
 
 
-def upload(remote: Hub, *files: Path) -> Head:
+def upload(remote: Hub, *files: Path) -> Contents:
     """What the repo holds when files have been published."""
     add = {f"{file.name}.safetensors": Addition(file) for file in files}
     return remote.publish(remote.head(), add, (), "files")
