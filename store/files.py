@@ -29,7 +29,7 @@ from store.errors import (
     StoreMoved,
     StoreUnreachable,
 )
-from store.latest import LATEST, SNAPSHOTS
+from store.latest import LATEST
 from store.store import BRANCH, PREFIX, Addition, Contents, RemoteFile, Store
 
 
@@ -64,10 +64,10 @@ class Files(Store):
         """Nothing: a folder comes with its first file, and a bucket is the user's to create."""
 
     def remove(self) -> None:
-        """Remove all files of the folder, if it exists."""
+        """Remove the folder, if it exists."""
+        self._fs.invalidate_cache()
         with suppress(NoFile):
-            for path in self.list_files():
-                self.delete(path)
+            self.ask(partial(self._fs.rm, self._root, recursive=True))
 
     def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
         """The present files. The token is the hash of `latest.json`."""
@@ -137,9 +137,10 @@ class Files(Store):
     def write(self, path: str, source: Path | bytes) -> None:
         """Write a file, which may exist. Readers see nothing of it before all of it is there."""
         if isinstance(source, bytes):
-            self.ask(partial(self._fs.pipe_file, self._at(path), source))
+            put = partial(self._fs.pipe_file, self._at(path), source)
         else:
-            self.ask(partial(self._fs.put_file, str(source), self._at(path)), _size_of(source))
+            put = partial(self._fs.put_file, str(source), self._at(path))
+        self.ask(put, _size_of(source))
 
     def _refuse_moved(self, head: Contents, sent: Mapping[str, RemoteFile]) -> None:
         """Raise StoreMoved if another attempt has published since `head` was read.
@@ -214,17 +215,12 @@ class Disk(Files):
     def list_files(self) -> dict[str, int]:
         """The sizes of all files by path, without those that are deleted meanwhile.
 
-        A folder that cannot be read is an error: "nothing is there" would begin the run again. But
-        the root of a disk may have folders that are none of a run's, such as lost+found.
+        A folder that cannot be read is an error: "nothing is there" would begin the run again.
         """
         root = Path(self._root)
 
         def fail(error: OSError) -> None:
-            place = Path(error.filename)
-            is_a_run_s = place == root or place.is_relative_to(root / SNAPSHOTS)
-            is_gone = isinstance(error, FileNotFoundError) and place != root
-            is_hidden = isinstance(error, PermissionError) and not is_a_run_s
-            if not (is_gone or is_hidden):
+            if not isinstance(error, FileNotFoundError) or Path(error.filename) == root:
                 raise error
 
         def sizes() -> dict[str, int]:
@@ -250,11 +246,6 @@ class Disk(Files):
                 flush([target])
 
         self.ask(write, _size_of(source))
-
-    def remove(self) -> None:
-        """Remove the folder, if it exists."""
-        with suppress(NoFile):
-            self.ask(partial(self._fs.rm, self._root, recursive=True))
 
     def delete(self, path: str) -> None:
         """Delete a file, and its folder if that is empty then."""

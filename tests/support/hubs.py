@@ -32,7 +32,6 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import read_state
 from snapshot.start import RunStore
 from store.attempt import Best, Card, Policy, UploadTarget
-from store.fetch import read_store
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes, remote_folder
 from store.store import Store
@@ -99,27 +98,9 @@ def uploader(
     return Uploader(UploadTarget(hub, policy, run_id, attempt_id, seen, was_read=not unknown))
 
 
-def seen() -> Latest | None:
-    """What a start of now would find in the repo."""
-    return read_store(Hub(REPO, 5.0)).latest
-
-
 def card(folder: Path) -> Card:
     """A card for a snapshot, with something that stands for the curves."""
     return Card(f"# {folder.name}\n", b"\x89PNG of " + folder.name.encode())
-
-
-class Interrupted(Hub):
-    """A hub at which something happens between an upload's contents and its commit."""
-
-    def __init__(self, repo_id: str, then: Callable[[], object]) -> None:
-        super().__init__(repo_id, 5.0)
-        self.then = then
-
-    def _commit(self, *arguments) -> str:
-        then, self.then = self.then, lambda: None
-        then()
-        return super()._commit(*arguments)
 
 
 def seed(hub: LoopbackHub, *snapshots: Path, repo_id: str = REPO) -> None:

@@ -403,9 +403,7 @@ def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
     assert not near_hub.count("preupload")
 
 
-def test_a_start_without_the_hub_resumes_and_takes_no_repo(
-    near_hub, finished_run, tmp_path, monkeypatch
-):
+def test_a_start_without_the_hub_resumes_and_takes_no_repo(near_hub, finished_run, tmp_path):
     newest = runs.snapshot(finished_run, 30)
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     near_hub.down()
@@ -414,13 +412,6 @@ def test_a_start_without_the_hub_resumes_and_takes_no_repo(
     )
     assert (here.folder, here.contents) == (newest, None)
     assert "the Hub cannot be reached" in here.warnings[0]
-    with monkeypatch.context() as expired:
-        expired.setenv("HF_TOKEN", "")
-        expired.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        begin = (Start(newest, read_state(newest), ""), newest.parent)
-        here = newest_of_disk_and_store(hubs.store(1.0), *begin)
-    assert (here.folder, here.contents) == (newest, None)
-    assert "hub.repo_id=me/run needs a token" in here.warnings[0]
     # A run without a snapshot cannot know that it is new.
     with pytest.raises(StoreUnreachable, match="it is unknown whether me/run holds a") as caught:
         choose_start(tmp_path / "empty", "auto", hubs.store(1.0))

@@ -86,12 +86,22 @@ def test_a_latest_json_that_changes_pauses_the_uploads(near_hub, repo, finished_
     near_hub.wait_for(lambda: hubs.step_of(near_hub) == 20)
 
 
-def test_files_older_than_the_first_upload_are_not_overwritten(near_hub, repo, finished_run):
+def test_files_that_come_during_the_first_upload_are_not_overwritten(
+    near_hub, repo, finished_run, monkeypatch
+):
     files = {
         path: content for path, content in somebodys("damaged").items() if "latest" not in path
     }
-    between = hubs.Interrupted(hubs.REPO, lambda: near_hub.commit_files(hubs.REPO, files))
-    uploads = hubs.uploader(between)
+    commit = Hub._commit
+
+    def commit_late(*arguments):
+        """Another program's commit comes between contents and commit of an upload."""
+        monkeypatch.setattr(Hub, "_commit", commit)
+        near_hub.commit_files(hubs.REPO, files)
+        return commit(*arguments)
+
+    monkeypatch.setattr(Hub, "_commit", commit_late)
+    uploads = hubs.uploader()
     uploads.offer(newest := runs.snapshot(finished_run, 30), hubs.card(newest))
     assert not uploads.flush(30)
     assert "me/run holds NOTES.md, which no run" in " ".join(uploads.messages())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from loopback_server import SPACES, Answer, Call, Refusal, answers, json_answer
+from loopback_server import Answer, Call, Refusal, answers, json_answer
 from loopback_store import Commit, Repo
 
 PULL = "pr/"
@@ -83,10 +83,7 @@ def _create(call: Call) -> Answer:
     wanted, token = call.json(), user_of(call)
     owner = wanted.get("organization") or (token.user if token else "")
     check_writer(call, owner)
-    is_space = wanted.get("type") == "space"
-    if is_space and not wanted.get("sdk"):
-        raise Refusal(400, "A Space needs an sdk")
-    repo_id = f"{SPACES if is_space else ''}{owner}/{wanted['name']}"
+    repo_id = f"{owner}/{wanted['name']}"
     answer = {"url": f"{call.hub.endpoint}/{repo_id}", "name": repo_id}
     if call.hub.repo(repo_id) is not None:
         error = "You already created this model repo"

@@ -138,9 +138,9 @@ class Call:
 
 # Routes
 
-SPACES, DATASETS = "spaces/", "datasets/"
-"""Before the name of a repo that is a Space, or a data set."""
-PARTS = {"repo": f"(?:{SPACES}|{DATASETS})?[^/]+/[^/]+", "path": ".+"}
+DATASETS = "datasets/"
+"""Before the name of a repo that is a data set."""
+PARTS = {"repo": f"(?:{DATASETS})?[^/]+/[^/]+", "path": ".+"}
 Route = Callable[[Call], Answer]
 ROUTES: list[tuple[str, re.Pattern[str], str, Route]] = []
 """Method, path, endpoint, and the function that answers."""
@@ -436,9 +436,9 @@ class Server:
     def find(self, method: str, target: SplitResult) -> tuple[str, Route, dict[str, str]]:
         """Who answers a request: the endpoint, the function, and the parts of the path.
 
-        What is known of models is known of Spaces and data sets.
+        What is known of models is known of data sets.
         """
-        path = re.sub(f"^/api/({SPACES}|{DATASETS})", r"/api/models/\1", target.path)
+        path = re.sub(f"^/api/({DATASETS})", r"/api/models/\1", target.path)
         for of_method, pattern, endpoint, route in ROUTES:
             if of_method == method and (match := pattern.fullmatch(path)):
                 names = {name: unquote(part) for name, part in match.groupdict().items()}

@@ -97,8 +97,6 @@ class Repo(Contents):
         """What main was ever at, in order."""
         self._commits: dict[str, Commit] = {}
         files = {".gitattributes": small(b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n")}
-        if repo_id.startswith("spaces/"):  # as a Space begins
-            files["README.md"] = small(b"")
         self._commit(MAIN, files, None)
 
     # A revision is a commit, a branch or a tag.

@@ -53,13 +53,6 @@ def test_a_folder_that_cannot_be_listed_is_an_error(root, monkeypatch, number, k
         listed(root)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
-def test_a_hidden_folder_beside_the_snapshots_is_none_of_a_run_s(root, monkeypatch, number):
-    (root / "lost+found").mkdir()
-    fails(monkeypatch, "scandir", number, lambda path: path.endswith("lost+found"))
-    assert listed(root) == ["latest.json", PATH]
-
-
 def test_a_store_that_is_gone_is_missing(root):
     store = Disk(f"file://{root}", 5.0)
     root.rename(root.with_name("unmounted"))

@@ -48,22 +48,6 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(
         assert file.read_bytes() == sound
 
 
-def test_a_takeover_during_an_upload_ends_it_before_its_commit(near_hub, finished_run):
-    near_hub.create(hubs.REPO)
-    newest = runs.snapshot(finished_run, 30)
-    between = hubs.Interrupted(
-        hubs.REPO, lambda: hubs.put(near_hub, newest, 40, attempt="another", generation=2)
-    )
-    uploads = hubs.uploader(hub=between)
-    uploads.offer(newest, Card("# 30\n"))
-    assert uploads.flush(300)
-    told = "another start of this run uploads to me/run now"
-    assert len([message for message in uploads.messages() if message.startswith(told)]) == 1
-    assert uploads.status().off
-    assert hubs.latest(near_hub)["attempt_id"] == "another"
-    assert near_hub.count("commit") == 0
-
-
 def test_a_fault_is_one_warning_and_a_word_in_the_progress(near_hub, finished_run, monkeypatch):
     monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.01)
     near_hub.create(hubs.REPO)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session
 
 import hubs
@@ -72,25 +72,6 @@ def test_what_is_not_whole_is_not_committed(hub):
         answer = get_session().post(url, headers=build_hf_headers(), content=content)
         assert answer.status_code == 400, lines
     assert hub.repo(REPO).head == head
-
-
-def test_an_expired_token_differs_from_a_hidden_repo(hub):
-    api, token = HfApi(), hub.default_token
-    hub.create("she/private")
-    hub.create("she/public", private=False)
-    hub.revoke(token)
-    error = refused(lambda: api.repo_info("she/public"))
-    assert status_of(error) == 401
-    assert not isinstance(error, RepositoryNotFoundError)
-    hub.restore(token)
-    for more, status in (({}, 404), ({"token": False}, 401)):
-        hidden = refused(lambda more=more: api.repo_info("she/private", **more))
-        assert isinstance(hidden, RepositoryNotFoundError)
-        assert status_of(hidden) == status
-    assert api.repo_info("she/public", token=False).id == "she/public"
-    assert status_of(refused(lambda: api.create_repo("she/other"))) == 403
-    assert status_of(refused(lambda: commit("she/public"))) == 403
-    assert status_of(refused(lambda: commit("me/none"))) == 404
 
 
 def test_it_runs_in_the_foreground():
