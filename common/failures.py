@@ -9,11 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import re
-from contextlib import suppress
 from typing import Any
 
 import httpx2
-from huggingface_hub import get_token
 from huggingface_hub.errors import (
     FileMetadataError,
     LocalEntryNotFoundError,
@@ -132,15 +130,6 @@ def short_text(text: object) -> str:
     if message.startswith("<"):  # object storage: the rest holds keys, signatures and host names
         parts = re.findall(r"<(?:Code|Message|title)>([^<]*)</", message, re.IGNORECASE)
         message = ": ".join(parts)
-    lines = redact_secrets(message).strip().splitlines()
+    message = re.sub(r"hf_\w+", "hf_***", redact_urls(message))  # tokens of the Hub
+    lines = message.strip().splitlines()
     return printable(lines[0][:200].rstrip(".")) if lines else ""
-
-
-def redact_secrets(text: str) -> str:
-    """A text without tokens, and without passwords and signatures in URLs."""
-    token = None
-    with suppress(OSError):  # its file cannot be read, which is reported elsewhere
-        token = get_token()
-    if token:
-        text = text.replace(token, "hf_***")
-    return redact_urls(re.sub(r"hf_\w+", "hf_***", text))

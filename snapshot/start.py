@@ -25,7 +25,7 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.source import find, naming
-from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
+from store.attempt import Attempt, Card, Upload, UploadTarget
 from store.errors import (
     StoreError,
     StoreMissing,
@@ -254,9 +254,16 @@ def _upload_for_all(own: RunStore, contents: Contents, newest: Path, state: RunS
     A machine may have been killed after a snapshot and before its upload. Raises StoreError if it
     cannot be uploaded.
     """
-    prunes_nothing = Policy(LARGEST_STEP, 0.0, own.private, own.takeover)
     attempt = Attempt(
-        UploadTarget(own.store, prunes_nothing, state.run_id, uuid.uuid4().hex, contents.latest)
+        UploadTarget(
+            own.store,
+            state.run_id,
+            uuid.uuid4().hex,
+            keep=LARGEST_STEP,
+            private=own.private,
+            takeover=own.takeover,
+            known_latest=contents.latest,
+        )
     )
     upload = Upload(newest, Card(f"# Step {state.step}\n"))
     try:

@@ -46,22 +46,6 @@ Entries = Mapping[str, tuple[int, str]]
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The keys `hub.*` of the configuration that decide how snapshots are uploaded."""
-
-    keep: int
-    min_interval: float
-    private: bool
-    takeover: bool
-    milestone_every: int | None = None
-    """Steps between snapshots that are all uploaded, and stay."""
-
-    def is_milestone(self, step: int) -> bool:
-        """Whether the snapshot of a step is uploaded in any case, and stays."""
-        return self.milestone_every is not None and step % self.milestone_every == 0
-
-
-@dataclass(frozen=True)
 class Card:
     """The model card: README.md, and the loss curves as a PNG, if there are any."""
 
@@ -95,12 +79,17 @@ class Upload:
 
 @dataclass(frozen=True)
 class UploadTarget:
-    """The store that an attempt uploads to, and what is known about it at the start."""
+    """The store that an attempt uploads to, how, and what is known about it at the start."""
 
     store: Store
-    policy: Policy
     run_id: str
     attempt_id: str
+    keep: int
+    """This and the next four are keys `hub.*` of the configuration."""
+    private: bool
+    takeover: bool
+    min_interval: float = 0.0
+    milestone_every: int | None = None
     known_latest: Latest | None = None
     """The newest snapshot at the start; None if there was none, or the store was not read."""
     records: Callable[[int], dict[str, bytes]] = lambda step: {}
@@ -109,18 +98,22 @@ class UploadTarget:
     was_read: bool = True
     """False if the store could not be reached at the start; it may not even exist."""
 
+    def is_milestone(self, step: int) -> bool:
+        """Whether the snapshot of a step is uploaded in any case, and stays."""
+        return self.milestone_every is not None and step % self.milestone_every == 0
+
 
 class Attempt:
     """Uploads the snapshots of one attempt, one at a time. Not thread-safe."""
 
     def __init__(self, target: UploadTarget) -> None:
-        self._target, self._store, self._policy = target, target.store, target.policy
+        self._target, self._store = target, target.store
         known = 0 if target.known_latest is None else target.known_latest.generation
         self.fence = Fence(
             self._store.name,
             target.run_id,
             target.attempt_id,
-            takes_over=self._policy.takeover,
+            takes_over=target.takeover,
             generation=known + 1 if target.was_read else 0,
         )
         """Which other attempts this one gives way to."""
@@ -142,7 +135,7 @@ class Attempt:
         head, self._head = self._head, None  # after an error the outcome is unknown
         try:
             if not self.was_read:
-                self._store.create(self._policy.private)
+                self._store.create(self._target.private)
             head = self._look(upload.step, head)
             latest = self._latest_for(upload, head)
             if head.latest is None or not latest.is_same_upload(head.latest):
@@ -153,7 +146,7 @@ class Attempt:
         except NoRevision as error:  # a replica that lags, or a repo that was created anew
             raise StoreMoved(str(error), "moved on") from error
         self._head, self._latest, self.fence.has_uploaded = head, head.latest, True
-        if self._policy.is_milestone(upload.step):
+        if self._target.is_milestone(upload.step):
             with suppress(StoreError):  # the snapshot stays in any case
                 self._store.tag(folder_name(upload.step), self._head)
 
@@ -164,7 +157,7 @@ class Attempt:
         """
         head = self._store.head(known=ours)
         self.was_read = True
-        if self._policy.private and not head.private:
+        if self._target.private and not head.private:
             raise StoreRefused(
                 f"{self._store.name} is public now, and hub.private=true. Make it private, or "
                 "start with hub.private=false."
@@ -236,7 +229,7 @@ class Attempt:
     def _deletions(self, latest: Latest, head: Contents, add: Collection[str]) -> list[str]:
         """The files of snapshots that do not stay, of each the manifest first."""
         paths: list[str] = []
-        for folder in folders_to_delete(head, latest, self._policy):
+        for folder in folders_to_delete(head, latest, self._target):
             paths += self._files_of(folder, head)
         at_the_top = [path for path in head.files if is_at_the_top(path) and path not in add]
         if self._store.has_commits and head.latest is not None and at_the_top:
@@ -265,7 +258,7 @@ class Attempt:
         return {}
 
 
-def folders_to_delete(head: Contents, latest: Latest, policy: Policy) -> list[str]:
+def folders_to_delete(head: Contents, latest: Latest, target: UploadTarget) -> list[str]:
     """Folders of whole snapshots that do not stay when that of `latest` is there (see `stays`).
 
     All stay if there was no latest.json to tell which run they belong to, and none of another run
@@ -277,7 +270,7 @@ def folders_to_delete(head: Contents, latest: Latest, policy: Policy) -> list[st
     if head.latest.run_id != latest.run_id:
         return others
     steps = {latest.step, *map(remote_step, others)}
-    staying = stays(steps, latest.step, policy.keep, policy.milestone_every, latest.best_step)
+    staying = stays(steps, latest.step, target.keep, target.milestone_every, latest.best_step)
     return [folder for folder in others if remote_step(folder) not in staying]
 
 

@@ -117,7 +117,7 @@ def disk_error(error: Exception, downloads: bool, store_folder: Path | None) -> 
     if error.errno in WRITING_ERRORS:
         return error if downloads or store_folder is None else None
     named = [Path(str(one)) for one in (error.filename, error.filename2) if one is not None]
-    if error.errno is None or not named:  # as that of a server
+    if not downloads or error.errno is None or not named:  # as that of a server, or of a token
         return None
     if store_folder is None:  # a server's may name its own files: smb://..., \\\\host\\share
         return error if all(one.is_absolute() for one in named) else None

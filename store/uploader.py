@@ -69,7 +69,7 @@ class Uploader:
 
     def __init__(self, target: UploadTarget) -> None:
         """Start the thread."""
-        self._store, self._policy = target.store, target.policy
+        self._store, self._target = target.store, target
         self._attempt = Attempt(target)
         self._changed = threading.Condition()
         self._queue: list[Upload] = []
@@ -108,7 +108,7 @@ class Uploader:
             *(
                 one
                 for one in older
-                if one is self._in_flight or one.step == best or self._policy.is_milestone(one.step)
+                if one is self._in_flight or one.step == best or self._target.is_milestone(one.step)
             ),
             newest,
         ]
@@ -175,7 +175,7 @@ class Uploader:
         else:
             with self._changed:
                 self._step, self._queued_at = upload.step, upload.queued_at
-                self._next_upload_at = time.monotonic() + self._policy.min_interval
+                self._next_upload_at = time.monotonic() + self._target.min_interval
                 self._warned.clear()
             self._end(upload, None)
         finally:

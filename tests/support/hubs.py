@@ -31,7 +31,7 @@ from snapshot.disk.folder import (
 )
 from snapshot.disk.state import read_state
 from snapshot.start import RunStore
-from store.attempt import Best, Card, Policy, UploadTarget
+from store.attempt import Best, Card, UploadTarget
 from store.hub import Hub
 from store.latest import Latest, latest_as_bytes, remote_folder
 from store.store import Store
@@ -93,9 +93,9 @@ def uploader(
     takeover: bool = False,
 ) -> Uploader:
     """The uploads of an attempt, as often as it can."""
-    policy = Policy(keep, 0.0, private, takeover, milestone_every)
+    policy = (keep, private, takeover, 0.0, milestone_every)
     hub = hub or Hub(REPO, 5.0)
-    return Uploader(UploadTarget(hub, policy, run_id, attempt_id, seen, was_read=not unknown))
+    return Uploader(UploadTarget(hub, run_id, attempt_id, *policy, seen, was_read=not unknown))
 
 
 def card(folder: Path) -> Card:

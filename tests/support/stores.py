@@ -81,11 +81,11 @@ class Place(ABC):
 
 
 class Folder(Place):
-    """A folder that fsspec can open: of a disk that machines share, or of this process's memory."""
+    """A folder that fsspec can open: of a disk, of this process's memory, or of S3."""
 
     def __init__(self, url: str) -> None:
         self.url, self.key, self.environment = url, f"hub.url={url}", {}
-        self.fs, self.root = url_to_fs(url)
+        self.fs, self.root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
         self.fs.makedirs(self.root.rpartition("/")[0], exist_ok=True)
 
     def paths(self) -> list[str]:
@@ -108,7 +108,7 @@ class OfTheHub(Place):
 
     def __init__(self, hub: LoopbackHub, url: str, key: str) -> None:
         self.hub, self.url, self.key = hub, url, key
-        self.environment = hub.environment()
+        self.environment, self.requests = hub.environment(), hub.requests
 
     def fault(self, endpoint: str, kind: str, **details: Any) -> Any:
         return self.hub.fault(endpoint, kind, **details)
@@ -159,13 +159,13 @@ class HubBucket(OfTheHub):
         self.bucket.put(path, None)
 
 
-class S3(Server, Place):
+class S3(Server, Folder):
     """A bucket of moto, which speaks S3, behind a server that can fail.
 
     The endpoint of a fault is a method, and maybe a part of the address: `PUT manifest`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         Server.__init__(self, LOOPBACK, new_port=True)
         from moto.backends import get_backend
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -174,18 +174,16 @@ class S3(Server, Place):
         get_backend("s3").reset()  # all servers of a process have one state
         self._moto = Client(DomainDispatcherApplication(create_backend_app))
         self.up()
-        self.environment = {
+        environment = {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "of-the-test",
             "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-        self.url, self.key = "s3://shared/run", "hub.url=s3://shared/run"
-        import boto3
-
-        session = boto3.Session("of-the-test", "secret-of-the-test", region_name="us-east-1")
-        self.client = session.client("s3", endpoint_url=self.endpoint)
-        self.client.create_bucket(Bucket="shared")
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        Folder.__init__(self, "s3://shared/run")
+        self.environment = environment
 
     def find(self, method: str, target: SplitResult) -> tuple[str, Route, dict[str, str]]:
         """Moto answers everything; the endpoint is that of a fault that meets the request."""
@@ -210,19 +208,6 @@ class S3(Server, Place):
         body = bytes(answer.content_length or 0) if call.method == "HEAD" else answer.data
         return Answer(answer.status_code, body, headers)
 
-    def paths(self) -> list[str]:
-        found = self.client.list_objects_v2(Bucket="shared", Prefix="run/").get("Contents", [])
-        return sorted(entry["Key"].removeprefix("run/") for entry in found)
-
-    def read(self, path: str) -> bytes:
-        return self.client.get_object(Bucket="shared", Key=f"run/{path}")["Body"].read()
-
-    def put(self, path: str, content: bytes) -> None:
-        self.client.put_object(Bucket="shared", Key=f"run/{path}", Body=content)
-
-    def remove(self, path: str) -> None:
-        self.client.delete_object(Bucket="shared", Key=f"run/{path}")
-
 
 @contextmanager
 def _folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
@@ -233,13 +218,12 @@ def _folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 def _s3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
-    server = S3()
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+    server = S3(monkeypatch)
     try:
         yield server
     finally:
         server.down()
+    assert not server.failures, "\n\n".join(server.failures)
 
 
 @contextmanager

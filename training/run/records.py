@@ -18,7 +18,7 @@ from snapshot.disk.folder import snapshot_folders, snapshots_in, step_of, write_
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.errors import SnapshotError
 from snapshot.start import RunStore, Start
-from store.attempt import Best, Card, Policy, UploadTarget
+from store.attempt import Best, Card, UploadTarget
 from store.card import card_text
 from store.errors import StoreError
 from store.fetch import fetch_metrics
@@ -149,25 +149,31 @@ def begin_uploads(
     store, hub, run_dir = store_of(config), config.hub, Path(config.run.dir)
     if store is None or store.store.is_offline:
         return None
-    policy = Policy(
-        hub.keep, hub.min_interval_seconds, hub.private, hub.takeover, hub.milestone_every
-    )
     seen = start.known_latest
 
     def records(step: int) -> dict[str, bytes]:
         content = metrics_up_to(run_dir / METRICS, step)
         return {METRICS: content} if content else {}
 
-    was_read = start.contents is not None
     target = UploadTarget(
-        store.store, policy, state.run_id, state.attempt_id, seen, records, was_read
+        store.store,
+        state.run_id,
+        state.attempt_id,
+        keep=hub.keep,
+        private=hub.private,
+        takeover=hub.takeover,
+        min_interval=hub.min_interval_seconds,
+        milestone_every=hub.milestone_every,
+        known_latest=seen,
+        records=records,
+        was_read=start.contents is not None,
     )
     uploads = Uploader(target)
     uploaded = seen.step if seen is not None and seen.run_id == state.run_id else 0
     if not start.is_in(run_dir) or uploaded >= state.step:
         return uploads
     for folder in reversed(snapshot_folders(snapshots_in(run_dir))):
-        is_due = policy.is_milestone(step_of(folder)) and step_of(folder) < state.step
+        is_due = target.is_milestone(step_of(folder)) and step_of(folder) < state.step
         if folder == start.folder or (is_due and uploaded < step_of(folder)):
             hand_over(console, uploads, config, folder)
     return uploads

@@ -30,7 +30,7 @@ from in_memory import FAULTS, KINDS, Fault, Killed, Shared
 from paced import paced, read_until
 from snapshot.disk.folder import MANIFEST, MANIFEST_FORMAT, folder_name
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState
-from store.attempt import Attempt, Card, Policy, Upload, UploadTarget
+from store.attempt import Attempt, Card, Upload, UploadTarget
 from store.errors import StoreError
 from store.fence import Fence, Fenced
 from store.fetch import read_store
@@ -92,8 +92,8 @@ class Attempts(RuleBasedStateMachine):
         repo = None if reads == "nothing" else read_store(client)
         known = None if repo is None else repo.latest
         step = 10 * own if repo is None else 0 if known is None else known.step
-        policy = Policy(KEEP, 0.0, True, takeover=False, milestone_every=MILESTONE)
-        target = UploadTarget(client, policy, "run", name, known, was_read=repo is not None)
+        policy = (KEEP, True, False, 0.0, MILESTONE)
+        target = UploadTarget(client, "run", name, *policy, known, was_read=repo is not None)
         attempt = Attempt(target)
         generation = 0 if repo is None else 1 + (0 if known is None else known.generation)
         if reads == "now" and self.shared.written:

@@ -24,17 +24,12 @@ from loopback_server import Answer, Call, Refusal, answers, error_answer, json_a
 from loopback_store import BUCKETS, Bucket, Commit, Entry, Repo, Stored, small
 from loopback_xet import headers_of
 
-MOST_FILES_OF_A_PREUPLOAD = 256
-
 
 @answers("preupload", "POST", "/api/models/{repo}/preupload/{revision}")
 def _preupload(call: Call) -> Answer:
     there = commit_meant(call, writable(call)).files
-    files = call.json()["files"]
-    if len(files) > MOST_FILES_OF_A_PREUPLOAD:
-        raise Refusal(400, f"More than {MOST_FILES_OF_A_PREUPLOAD} files")
     found = []
-    for file in files:
+    for file in call.json()["files"]:
         path = file["path"]
         mode = "lfs" if call.hub.is_large(path, file["size"]) else "regular"
         oid = {"oid": there[path].etag} if path in there else {}

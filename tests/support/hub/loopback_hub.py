@@ -59,8 +59,6 @@ class LoopbackHub(Server):
         """Whether clients use Xet."""
         self.lfs_above = 10 << 20
         """Bytes beyond which a file is a large one; *.safetensors always are."""
-        self.xet_token_seconds = 3600.0
-        """How long a token for Xet is good."""
         self.xet = XetStore()
         self.uploaded: Counter[str] = Counter()
         """How often each xorb, or content without Xet, was received completely."""
@@ -147,12 +145,7 @@ class LoopbackHub(Server):
         del self._repos[repo_id]
 
     def commit_files(
-        self,
-        repo_id: str,
-        files: Mapping[str, bytes],
-        delete: Iterable[str] = (),
-        *,
-        branch: str = MAIN,
+        self, repo_id: str, files: Mapping[str, bytes], delete: Iterable[str] = ()
     ) -> str:
         """A commit that no client made; its id. What is deleted is a folder if it ends in /."""
         changes: dict[str, Entry | None] = dict.fromkeys(delete)
@@ -167,7 +160,7 @@ class LoopbackHub(Server):
                 if self.use_xet:
                     self.xet.keep(sha256, content)
                 changes[path] = repo.uploaded(path, sha256, None)
-            return repo.apply(branch, changes)
+            return repo.apply(MAIN, changes)
 
     # What the answering side needs.
 

@@ -82,8 +82,6 @@ class Refusal(Exception):
 class Request:
     """A line of the log, in the order of the answers."""
 
-    time: float
-    """Of the arrival, by time.time()."""
     endpoint: str
     path: str
     status: int | str
@@ -120,8 +118,6 @@ class Call:
 
     hub: Any
     """The LoopbackHub."""
-    arrived: float
-    """When its body was still to come, by time.time()."""
     method: str
     path: str
     """Without the query, still percent-encoded."""
@@ -183,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def _serve(self) -> None:
-        hub, target, self.arrived = self.server.hub, urlsplit(self.path), time.time()
+        hub, target = self.server.hub, urlsplit(self.path)
         endpoint, route, names = hub.find(self.command, target)
         hub.delay()
         fault = hub.take_fault(endpoint)
@@ -192,9 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             answer, ending = None, "client-left"
         # The log has it before the client can know.
-        hub.log(
-            Request(self.arrived, endpoint, self.path, ending or (answer.status if answer else ""))
-        )
+        hub.log(Request(endpoint, self.path, ending or (answer.status if answer else "")))
         # A corrupted answer is whole: a close that no header announced would race the next request.
         self.close_connection |= ending not in ("", "corrupted")
         if ending == "hang":
@@ -223,7 +217,7 @@ class Handler(BaseHTTPRequestHandler):
             answer.headers.update(fault.headers)
             return answer, ""
         hub, query = self.server.hub, parse_qs(target.query, True)
-        call = Call(hub, self.arrived, self.command, target.path, query, names, self.headers, body)
+        call = Call(hub, self.command, target.path, query, names, self.headers, body)
         answer = hub.answer(route, call)
         if fault and kind == "lost-answer":
             return (error_answer(fault.status, ""), "") if fault.status else (None, kind)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -60,7 +60,6 @@ class Commit:
     """A state of a repo."""
 
     id: str
-    parent: str | None
     date: datetime
     files: dict[str, Entry] = field(repr=False)
 
@@ -97,7 +96,7 @@ class Repo(Contents):
         """What main was ever at, in order."""
         self._commits: dict[str, Commit] = {}
         files = {".gitattributes": small(b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n")}
-        self._commit(MAIN, files, None)
+        self._commit(MAIN, files)
 
     # A revision is a commit, a branch or a tag.
 
@@ -105,11 +104,6 @@ class Repo(Contents):
     def head(self) -> str:
         """The commit that main is at."""
         return self.branches[MAIN]
-
-    @property
-    def commits(self) -> list[str]:
-        """The history of main, oldest first."""
-        return [commit.id for commit in self._history(self.commit(MAIN))][::-1]
 
     def commit(self, revision: str) -> Commit:
         """A commit. Raises Refusal where there is none."""
@@ -162,21 +156,15 @@ class Repo(Contents):
                 raise Refusal(400, f"A file with this name doesn't exist: {path!a}")
             for one in gone:
                 del files[one]
-        return self._commit(branch, files, head)
+        return self._commit(branch, files)
 
-    def _commit(self, branch: str, files: dict[str, Entry], parent: str | None) -> str:
-        commit = Commit(secrets.token_hex(20), parent, datetime.now(UTC), files)
+    def _commit(self, branch: str, files: dict[str, Entry]) -> str:
+        commit = Commit(secrets.token_hex(20), datetime.now(UTC), files)
         self._commits[commit.id] = commit
         self.branches[branch] = commit.id
         if branch == MAIN:
             self.every_head.append(commit.id)
         return commit.id
-
-    def _history(self, commit: Commit) -> Iterator[Commit]:
-        yield commit
-        while commit.parent is not None:
-            commit = self._commits[commit.parent]
-            yield commit
 
 
 @dataclass(frozen=True)

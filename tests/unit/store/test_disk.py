@@ -142,9 +142,9 @@ def test_files_of_file_managers_are_nobody_s():
 
 def test_an_error_that_names_a_file_of_a_server_is_the_server_s():
     of_server = PermissionError(errno.EACCES, "Permission denied", "smb://host/run")
-    assert disk_error(of_server, False, None) is None
+    assert disk_error(of_server, True, None) is None
     of_disk = PermissionError(errno.EACCES, "Permission denied", "/run/model.safetensors")
-    assert disk_error(of_disk, False, None) is of_disk
+    assert disk_error(of_disk, True, None) is of_disk
     copied = OSError(errno.EIO, "Input/output error", "/run/model.safetensors")
     copied.filename2 = "/store/model.safetensors"  # as shutil names both
-    assert disk_error(copied, False, Path("/store")) is None
+    assert disk_error(copied, True, Path("/store")) is None

@@ -13,13 +13,10 @@ import hubs
 import runs
 from config.compose import load_config
 from disks import Tmpfs, mounted
-from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
-from snapshot.source import find
 from snapshot.start import RunStore, Start, choose_start, newest_of_disk_and_store
 from store.attempt import Card
-from store.errors import StoreUnreachable
 from store.fetch import INFERENCE, fetch_newest, read_store
 from store.files import Disk
 from store.hub import Hub
@@ -65,27 +62,6 @@ def test_a_fault_is_one_warning_and_a_word_in_the_progress(near_hub, finished_ru
     assert uploads.flush(300)
     assert uploads.status().as_words().startswith("hub at step 30, 0:")
     assert uploads.messages() == []
-
-
-def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(
-    near_hub, finished_run, monkeypatch
-):
-    monkeypatch.setattr("common.retries.BRIEF_DELAY_SECONDS", 0.0)
-    newest = runs.snapshot(finished_run, 30)
-    hubs.put(near_hub, newest, 30, run=read_state(newest).run_id)
-    found = newest_of_disk_and_store(
-        hubs.store(4.5), Start(None, None, ""), finished_run.parent / "other"
-    )
-    same = find(found.remote, 4.5)  # what another machine is told
-    assert same.contents.store.timeout == 4.5
-    fetched = same.fetch(finished_run.parent / "third").path
-    assert manifest_sha256(fetched) == manifest_sha256(newest)
-    fault = near_hub.fault("info", "hang", times=None)
-    started = time.monotonic()
-    with pytest.raises(StoreUnreachable, match="no answer in time"):
-        choose_start(finished_run.parent / "fourth", hubs.REPO, timeout=0.5)
-    assert time.monotonic() - started < 30  # not the 60 of a Hub that nobody told
-    assert fault.hits == 1
 
 
 @pytest.fixture

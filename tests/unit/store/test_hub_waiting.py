@@ -63,10 +63,15 @@ def test_a_start_with_a_snapshot_goes_on_without_it(near_hub, behind, small, end
     assert left <= {PARTIAL}  # which the run removes as it opens
 
 
-def test_a_start_without_a_snapshot_stops(near_hub, tmp_path):
+@pytest.mark.parametrize(
+    ("resume", "message"),
+    [("auto", "unknown whether me/run holds a snapshot"), (hubs.REPO, "no answer in time")],
+)
+def test_a_start_without_a_snapshot_stops(near_hub, tmp_path, resume, message):
     near_hub.fault("*", "hang", times=None)
+    own = hubs.store(TIMEOUT_SECONDS) if resume == "auto" else None
     before = time.monotonic()
-    with pytest.raises(StoreUnreachable, match="unknown whether me/run holds a snapshot"):
-        choose_start(tmp_path / "run", "auto", hubs.store(TIMEOUT_SECONDS))
+    with pytest.raises(StoreUnreachable, match=message):
+        choose_start(tmp_path / "run", resume, own, TIMEOUT_SECONDS)
     # The client may repeat a request itself, which is given up after its time.
     assert time.monotonic() - before < TIMEOUT_SECONDS + 5

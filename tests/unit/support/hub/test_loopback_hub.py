@@ -51,7 +51,7 @@ def test_a_stale_parent_is_refused_and_of_two_commits_one_wins(hub):
     with ThreadPoolExecutor(4) as pool:
         race = [pool.submit(commit, path=str(n), parent_commit=second) for n in range(4)]
     assert len([one for one in race if one.exception() is None]) == 1
-    assert len(hub.repo(REPO).commits) == 3
+    assert len(hub.repo(REPO).every_head) == 3
 
 
 def test_what_is_not_whole_is_not_committed(hub):
