@@ -164,7 +164,6 @@ class Attempt:
             )
         if head is ours:
             return head
-        head = head.with_latest()
         if refusal := head.refusal():
             raise StoreRefused(refusal, "not this run's")
         if self.fence.is_stale(head.latest, self._latest):

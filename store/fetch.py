@@ -57,10 +57,10 @@ def read_store(store: Store, revision: str = BRANCH) -> Contents:
     """Read the contents of a store; `revision` may be a snapshot's folder. Raises StoreError."""
     is_folder = FOLDER.fullmatch(f"{revision}/{MANIFEST}") is not None
     head = store.head(BRANCH if is_folder else revision)
-    files = head.files
-    if is_folder:
-        files = {path: file for path, file in files.items() if path.startswith(f"{revision}/")}
-    return replace(head, files=files, revision=revision).with_latest()
+    if not is_folder:
+        return replace(head, revision=revision)
+    inside = {path: head.files[path] for path in head.files if path.startswith(f"{revision}/")}
+    return replace(head, files=inside, latest=None, fault=None, revision=revision)
 
 
 def download(

@@ -66,7 +66,7 @@ class Hub(Store):
         commit, private = self._commit_of(revision)
         if known is not None and (known.token, known.private) == (commit, private):
             return known
-        return Contents(self, commit, private, self._files(commit))
+        return Contents(self, commit, private, self._files(commit)).with_latest()
 
     def _commit_of(self, revision: str = BRANCH) -> tuple[str, bool]:
         info = self.ask(partial(self._api.repo_info, self.repo_id, revision=revision))

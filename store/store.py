@@ -59,9 +59,9 @@ class Contents:
     files: Mapping[str, RemoteFile]
     """By path."""
     latest: Latest | None = None
-    """Its latest.json, as `with_latest` has read it."""
+    """Its latest.json; None if there is none, or it is not valid."""
     fault: str | None = None
-    """What is wrong with that, if anything."""
+    """What is wrong with its latest.json, if anything."""
     revision: str = BRANCH
     """The branch, tag or commit that was read, or the only snapshot of it that counts."""
 
@@ -85,12 +85,16 @@ class Contents:
         newest = "" if self.latest is None else self.latest.folder
         return sorted(folders_in(self.files), key=lambda folder: folder != newest)
 
-    def with_latest(self) -> Contents:
-        """The same with what latest.json says. Raises StoreError."""
+    def with_latest(self, content: bytes | None = None) -> Contents:
+        """The same with what latest.json says, whose `content` is read if it is None.
+
+        Raises StoreError.
+        """
         if LATEST not in self.files:
             return self
         try:
-            latest = read_latest(self.store.read(self, LATEST), self.store.name)
+            content = self.store.read(self, LATEST) if content is None else content
+            latest = read_latest(content, self.store.name)
         except SnapshotError as error:
             return replace(self, fault=str(error))
         if latest.best_step not in map(remote_step, folders_in(self.files)):  # somebody removed it
@@ -180,7 +184,10 @@ class Store(ABC):
 
     @abstractmethod
     def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
-        """What it holds now; `known` itself where nothing was published since that was read."""
+        """What it holds now, with its latest.json.
+
+        It may be `known` itself if nothing was published since that was read.
+        """
 
     def read(self, head: Contents, path: str) -> bytes:
         """A small JSON file. Raises SnapshotError for one of an absurd size."""

@@ -5,11 +5,10 @@ Each says what it holds, as somebody else sees it. Those that are servers can fa
 
 from __future__ import annotations
 
+import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,20 @@ from fsspec.implementations.memory import MemoryFileSystem
 import hubs
 from loopback_hub import LoopbackHub
 from loopback_server import LOOPBACK, Answer, Call, Route, Server
+from snapshot.errors import SnapshotError
+from store import kinds
+from store.errors import StoreMoved
 from store.fetch import read_store
-from store.kinds import open_store
 from store.latest import Latest
-from store.store import Store
+from store.store import BRANCH, Contents, RemoteFile, Store
 
 
-class Place(ABC):
-    """Where a store is."""
+class Place:
+    """Where a store is. `paths` are all files that are there, `read` has the content of one.
+
+    `put` adds one that no run has uploaded, and `remove` removes one. For one of a server, `fault`
+    lets some requests fail from now on; `hits` of the fault counts them.
+    """
 
     url: str
     """Of the store."""
@@ -40,27 +45,7 @@ class Place(ABC):
 
     def open(self, timeout: float = 30.0) -> Store:
         """The store, as a run has it."""
-        return open_store(self.url, timeout)
-
-    @abstractmethod
-    def paths(self) -> list[str]:
-        """Every file that is there."""
-
-    @abstractmethod
-    def read(self, path: str) -> bytes:
-        """The content of a file."""
-
-    @abstractmethod
-    def put(self, path: str, content: bytes) -> None:
-        """A file that no run has uploaded."""
-
-    @abstractmethod
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-
-    def fault(self, endpoint: str, kind: str, **details: Any) -> Any:
-        """From now on, some requests fail; `hits` of the fault counts them."""
-        raise NotImplementedError
+        return kinds.open_store(self.url, timeout)
 
     def steps(self) -> list[int]:
         """The steps of the whole snapshots."""
@@ -209,62 +194,95 @@ class S3(Server, Folder):
         return Answer(answer.status_code, body, headers)
 
 
-@contextmanager
-def _folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    yield Folder(f"file://{folder}/shared/run")
+class Shelf(Store):
+    """A stranger's store, on a folder: all that a new kind of store needs."""
+
+    server = "the shelf"
+
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        super().__init__(timeout)
+        self.url = self.name = url
+        self.key, self.root = f"hub.url={url}", Path(url.removeprefix("shelf://"))
+
+    def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
+        places = [place for place in self.root.rglob("*") if place.is_file()]
+        files = {
+            place.relative_to(self.root).as_posix(): RemoteFile(
+                place.stat().st_size, sha256(place.read_bytes()).hexdigest()
+            )
+            for place in places
+        }
+        return Contents(self, str(files.get("latest.json")), True, files).with_latest()
+
+    def read_small(self, head: Contents, path: str) -> bytes:
+        return (self.root / path).read_bytes()
+
+    def fetch(self, head, paths, folder, again=False) -> Path:
+        for path in paths if folder else ():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.root / path, folder / path)
+        return folder or self.root
+
+    def publish(self, head, add, delete, message) -> Contents:
+        if self.head().token != head.token:
+            raise StoreMoved(f"{self.name} has moved on", "moved on")
+        for path, one in add.items():
+            content = one.source if isinstance(one.source, bytes) else one.source.read_bytes()
+            if one.sha256 not in (sha256(content).hexdigest(), None):
+                raise SnapshotError(f"{one.source} has changed")
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).write_bytes(content)
+        for path in delete:
+            (self.root / path).unlink(missing_ok=True)
+        return self.head()
+
+    def create(self, private: bool) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
 
 
-@contextmanager
-def _s3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    pytest.importorskip("moto")
-    pytest.importorskip("s3fs")
-    server = S3(monkeypatch)
-    try:
-        yield server
-    finally:
-        server.down()
-    assert not server.failures, "\n\n".join(server.failures)
-
-
-@contextmanager
-def _of_hub(
-    kind: type[HubRepo | HubBucket],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    use_xet: bool = True,
-) -> Iterator[Place]:
-    with LoopbackHub(new_port=True, use_xet=use_xet) as hub:
-        hubs.lead_here(hub, monkeypatch)
-        yield kind(hub)
-
-
-@contextmanager
-def _memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    MemoryFileSystem.store.clear()
-    yield Folder("memory://shared/run")
-
-
-FILES = {"a folder": _folder, "S3": _s3, "a bucket of the Hub": partial(_of_hub, HubBucket)}
-"""Every kind of store of files that other processes can use: a new one is a line here."""
-KINDS = {**FILES, "another file system": _memory, "a repo": partial(_of_hub, HubRepo)}
+FILES = ("a folder", "S3", "a bucket of the Hub")
+"""Every kind of store of files that other processes can use."""
+KINDS = (*FILES, "another file system", "a store of a stranger", "a repo")
 """All kinds; all tests of stores run with them."""
-VARIANTS = {"a repo without Xet": partial(_of_hub, HubRepo, use_xet=False)}
-"""Kinds for tests of their own."""
 THOROUGH = {"S3", "a bucket of the Hub"}
 
 
-def cases(kinds: Iterable[str]) -> list[Any]:
+def cases(names: Iterable[str]) -> list[Any]:
     """Parameters of a test; two that need a server are thorough."""
-    marks = {kind: pytest.mark.thorough if kind in THOROUGH else () for kind in kinds}
+    marks = {kind: pytest.mark.thorough if kind in THOROUGH else () for kind in names}
     return [pytest.param(kind, marks=mark) for kind, mark in marks.items()]
 
 
 @contextmanager
-def place(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A store of a kind, to which this process is led; what fails is soon tried again."""
     hubs.hurry(monkeypatch)
-    with {**KINDS, **VARIANTS}[kind](folder, monkeypatch) as found:
-        yield found
+    if kind == "a folder":
+        yield Folder(f"file://{folder}/shared/run")
+    elif kind == "another file system":
+        MemoryFileSystem.store.clear()
+        yield Folder("memory://shared/run")
+    elif kind == "a store of a stranger":
+        monkeypatch.setattr(kinds, "KINDS", {"shelf://": Shelf, **kinds.KINDS})
+        shelf = Folder(f"file://{folder}/shelf")
+        shelf.url, shelf.key = f"shelf://{folder}/shelf", f"hub.url=shelf://{folder}/shelf"
+        yield shelf
+    elif kind == "S3":
+        pytest.importorskip("moto")
+        pytest.importorskip("s3fs")
+        server = S3(monkeypatch)
+        try:
+            yield server
+        finally:
+            server.down()
+        assert not server.failures, "\n\n".join(server.failures)
+    else:
+        with LoopbackHub(new_port=True, use_xet=kind != "a repo without Xet") as hub:
+            hubs.lead_here(hub, monkeypatch)
+            yield HubBucket(hub) if kind == "a bucket of the Hub" else HubRepo(hub)
 
 
 def wait_for(holds: Callable[[], object], seconds: float = 60.0) -> None:

@@ -89,97 +89,71 @@ def offer(uploads: Uploader, snapshot: Path) -> None:
 
 
 LIMIT = {"ratelimit": '"api";r=0;t=1', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}
+SECOND = {"status": 429, "headers": {"Retry-After": "1"}}
 TEN_YEARS = {"status": 429, "headers": {"Retry-After": "315360000"}}
-FAULTS = {
-    "a repo": {
-        "connections refused": [("*", "refuse", {"after": 4, "times": 2})],
-        "connections refused until the client gives up": [
-            ("*", "refuse", {"after": 13, "times": 6})
-        ],
-        "a hang in the contents": [("xorb", "hang", {"after": 1})],
-        "a hang after the contents": [("shard", "hang", {"after": 1})],
-        "a reset in the middle of a content": [("xorb", "reset", {"after": 1})],
-        "the answer to the contents lost": [
-            ("xorb", "lost-answer", {}),
-            ("shard", "lost-answer", {}),
-        ],
-        "401, the storage's token is not taken": [("xorb", "status", {"status": 401})],
-        "403 on the contents": [("xorb", "status", {"status": 403, "after": 1})],
-        "507, the storage is full": [("xorb", "status", {"status": 507, "times": 8})],
-        "500 before the commit": [("commit", "status", {"status": 500, "times": 2})],
-        "a wait of ten years asked for": [("xorb", "status", TEN_YEARS)],
-        "the answer to a commit lost": [("commit", "lost-answer", {"times": 2})],
-        "a commit applied and answered with 500": [("commit", "lost-answer", {"status": 500})],
-        "409, another commit is running": [("commit", "status", {"status": 409, "times": 2})],
-        "429 with a time, on the commit": [
-            ("commit", "status", {"status": 429, "headers": {"Retry-After": "1"}, "times": 2})
-        ],
-        "429 on the contents": [("xorb", "status", {"status": 429, "headers": LIMIT})],
-        "403, the storage is full": [
-            ("commit", "status", {"status": 403, "message": "quota exceeded", "after": 1})
-        ],
-        "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
-    },
-    "a repo without Xet": {
-        "a hang in the contents": [("put", "hang", {"after": 1})],
-        "a reset in the middle of a content": [("put", "reset", {"after": 1})],
-        "a wait of ten years asked for": [("batch", "status", TEN_YEARS)],
-        "429 on the contents": [("batch", "status", {"status": 429, "headers": LIMIT})],
-    },
-    "a bucket of the Hub": {
-        "a hang after the contents": [("shard", "hang", {})],
-        "a reset of the listing": [("bucket-tree", "reset", {"after": 1})],
-        "the answer to a batch lost": [("bucket-batch", "lost-answer", {"times": 2})],
-        "a batch that is not applied": [("bucket-batch", "status", {"times": 2})],
-        "an upload applied by half": [("bucket-batch", "status", {"after": 1, "status": 200})],
-        "a download that is cut off": [("xorb-get", "truncated", {})],
-    },
-    "S3": {
-        "503 on contents": [("PUT", "status", {"times": 2})],
-        "503 on contents for long": [("PUT", "status", {"times": 20})],
-        "500 on the listing": [("GET", "status", {"after": 2, "status": 500})],
-        "403 on a manifest": [("PUT manifest", "status", {"status": 403})],
-        "a hang of a content": [("PUT model.safe", "hang", {})],
-        "a hang of the listing": [("GET", "hang", {"after": 2})],
-        "a reset of a content": [("PUT optimizer", "reset", {})],
-        "the answer to a content lost": [("PUT model.safe", "lost-answer", {})],
-        "the answer to a manifest lost": [("PUT manifest", "lost-answer", {})],
-        "the answer to latest.json lost": [("PUT latest", "lost-answer", {})],
-        "a delete that fails": [("DELETE", "status", {})],
-    },
-}
-# The client itself waits 1, 2, 4, 8 and 8 seconds before it gives up.
-SLOW = {"connections refused until the client gives up", "503 on contents for long"}
-THOROUGH = {  # others of the same storage, or of the same kind, are not
-    "a repo": {
-        "a commit applied and answered with 500",
-        "a hang in the contents",
-        "a wait of ten years asked for",
-        "429 on the contents",
-        "a hang after the contents",
-        "the answer to the contents lost",
-        "507, the storage is full",
-    },
-    "a repo without Xet": {*FAULTS["a repo without Xet"]} - {"a reset in the middle of a content"},
-    "a bucket of the Hub": {*FAULTS["a bucket of the Hub"]}
-    - {"a hang after the contents", "an upload applied by half"},
-    "S3": {*FAULTS["S3"]} - {"a hang of a content", "the answer to a manifest lost"},
-}
+REPO, LFS, BUCKET = "a repo", "a repo without Xet", "a bucket of the Hub"
+QUICK, COSTLY, SLOW = (), pytest.mark.thorough, pytest.mark.slow
+FAULTS = [
+    (REPO, QUICK, "connections refused", ("*", "refuse", {"after": 4, "times": 2})),
+    (REPO, SLOW, "refused until the client gives up", ("*", "refuse", {"after": 13, "times": 6})),
+    (REPO, COSTLY, "a hang in the contents", ("xorb", "hang", {"after": 1})),
+    (REPO, COSTLY, "a hang after the contents", ("shard", "hang", {"after": 1})),
+    (REPO, QUICK, "a reset in the middle of a content", ("xorb", "reset", {"after": 1})),
+    (
+        REPO,
+        COSTLY,
+        "contents: answer lost",
+        ("xorb", "lost-answer", {}),
+        ("shard", "lost-answer", {}),
+    ),
+    (REPO, QUICK, "401, the storage's token is not taken", ("xorb", "status", {"status": 401})),
+    (REPO, QUICK, "403 on the contents", ("xorb", "status", {"status": 403, "after": 1})),
+    (REPO, COSTLY, "507, the storage is full", ("xorb", "status", {"status": 507, "times": 8})),
+    (REPO, QUICK, "500 before the commit", ("commit", "status", {"status": 500, "times": 2})),
+    (REPO, COSTLY, "a wait of ten years asked for", ("xorb", "status", TEN_YEARS)),
+    (REPO, QUICK, "the answer to a commit lost", ("commit", "lost-answer", {"times": 2})),
+    (REPO, COSTLY, "applied, answered with 500", ("commit", "lost-answer", {"status": 500})),
+    (REPO, QUICK, "409, another commit runs", ("commit", "status", {"status": 409, "times": 2})),
+    (REPO, QUICK, "429 on the commit", ("commit", "status", {**SECOND, "times": 2})),
+    (REPO, COSTLY, "429 on the contents", ("xorb", "status", {"status": 429, "headers": LIMIT})),
+    (REPO, QUICK, "403, the storage is full", ("commit", "status", {"status": 403, "after": 1})),
+    (REPO, QUICK, "a card that cannot be judged", ("validate-yaml", "status", {"status": 503})),
+    (LFS, COSTLY, "a hang in the contents", ("put", "hang", {"after": 1})),
+    (LFS, QUICK, "a reset in the middle of a content", ("put", "reset", {"after": 1})),
+    (LFS, COSTLY, "a wait of ten years asked for", ("batch", "status", TEN_YEARS)),
+    (LFS, COSTLY, "429 on the contents", ("batch", "status", {"status": 429, "headers": LIMIT})),
+    (BUCKET, QUICK, "a hang after the contents", ("shard", "hang", {})),
+    (BUCKET, COSTLY, "a reset of the listing", ("bucket-tree", "reset", {"after": 1})),
+    (BUCKET, COSTLY, "the answer to a batch lost", ("bucket-batch", "lost-answer", {"times": 2})),
+    (BUCKET, COSTLY, "a batch that is not applied", ("bucket-batch", "status", {"times": 2})),
+    (BUCKET, QUICK, "applied by half", ("bucket-batch", "status", {"after": 1, "status": 200})),
+    (BUCKET, COSTLY, "a download that is cut off", ("xorb-get", "truncated", {})),
+    ("S3", COSTLY, "503 on contents", ("PUT", "status", {"times": 2})),
+    ("S3", SLOW, "503 on contents for long", ("PUT", "status", {"times": 20})),
+    ("S3", COSTLY, "500 on the listing", ("GET", "status", {"after": 2, "status": 500})),
+    ("S3", COSTLY, "403 on a manifest", ("PUT manifest", "status", {"status": 403})),
+    ("S3", QUICK, "a hang of a content", ("PUT model.safe", "hang", {})),
+    ("S3", COSTLY, "a hang of the listing", ("GET", "hang", {"after": 2})),
+    ("S3", COSTLY, "a reset of a content", ("PUT optimizer", "reset", {})),
+    ("S3", COSTLY, "the answer to a content lost", ("PUT model.safe", "lost-answer", {})),
+    ("S3", QUICK, "the answer to a manifest lost", ("PUT manifest", "lost-answer", {})),
+    ("S3", COSTLY, "the answer to latest.json lost", ("PUT latest", "lost-answer", {})),
+    ("S3", COSTLY, "a delete that fails", ("DELETE", "status", {})),
+]
+"""The kind of a store, how costly the row is, what happens, and with which faults.
+
+Slow is where the client itself waits 1, 2, 4, 8 and 8 seconds before it gives up.
+"""
 
 
-def cases() -> list:
-    """Each kind of store with each of its faults."""
-    both = [(kind, name) for kind, faults in FAULTS.items() for name in faults]
-    marks = {
-        (kind, name): [pytest.mark.thorough] if name in THOROUGH[kind] else []
-        for kind, name in both
-    }
-    marks |= {case: [pytest.mark.slow] for case in both if case[1] in SLOW}
-    return [pytest.param(*case, marks=marks[case], id=" - ".join(case)) for case in both]
-
-
-@pytest.mark.parametrize(("kind", "name"), cases())
-def test_a_fault_costs_no_step_and_no_snapshot(kind, name, finished_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "details"),
+    [
+        pytest.param(kind, details, marks=cost, id=f"{kind} - {name}")
+        for kind, cost, name, *details in FAULTS
+    ],
+)
+def test_a_fault_costs_no_step_and_no_snapshot(kind, details, finished_run, tmp_path, monkeypatch):
     """Nothing that the loop calls fails. That it does not wait either: the test after the next.
 
     The snapshot that meets the last fault is brought to the store before there is a newer one.
@@ -187,7 +161,7 @@ def test_a_fault_costs_no_step_and_no_snapshot(kind, name, finished_run, tmp_pat
     monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
     folders = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
     with stores.place(kind, tmp_path, monkeypatch) as place:
-        faults = [place.fault(*fault[:2], **fault[2]) for fault in FAULTS[kind][name]]
+        faults = [place.fault(endpoint, fault, **more) for endpoint, fault, more in details]
         run_id = read_state(folders[0]).run_id
         uploads = hubs.uploader(place.open(1.0), run_id=run_id, keep=1, unknown=True)
         for folder in folders:
