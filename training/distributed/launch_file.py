@@ -87,37 +87,37 @@ UNSET = {"FSDP_VERSION": "1", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus()]
+    sentences = [*_left_over(), *_ignored_by_launcher(), *_too_few_gpus()]
     for variable, (right, remedy) in ENTRIES.items():
         if variable.startswith(("FSDP_", "PARALLELISM_")) and not fsdp_requested():
             continue
         value = env_var(variable) or UNSET.get(variable, "")
         if value and value.upper() not in right.split():
             name = variable.lower().removeprefix("accelerate_").replace("fp8_", "fp8_config ")
-            found.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
+            sentences.append(f"{CONFIG_FILE} says {name}: {value}. {remedy}")
     if (
         requested_precision() == "fp8"
         and not on_cpu()  # which emulates it; accelerate would compute in fp16 on such a GPU
         and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9))
     ):
-        found.append(
+        sentences.append(
             f"{CONFIG_FILE} says mixed_precision: fp8, which needs an NVIDIA GPU of compute "
             "capability 8.9 (Ada, Hopper) or later: set mixed_precision: bf16."
         )
     if is_on("FSDP_OFFLOAD_PARAMS") and requested_precision() == "fp16" and not on_cpu():
-        found.append(
+        sentences.append(
             f"{CONFIG_FILE} says fsdp_offload_params: true. With mixed_precision: fp16, gradients "
             "on the CPU may be scaled before the scale has arrived from the GPU. Set "
             "mixed_precision to bf16 or no."
         )
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        found += _wrong_sizes()
-    if fsdp_requested() and started_processes() == 1 and not found:
-        found.append(
+        sentences += _wrong_sizes()
+    if fsdp_requested() and started_processes() == 1 and not sentences:
+        sentences.append(
             f"{CONFIG_FILE} says distributed_type: FSDP with num_processes: 1. One process has "
             "nothing to shard: use accelerate_configs/cpu.yaml or single_gpu.yaml."
         )
-    return found
+    return sentences
 
 
 def _left_over() -> Iterator[str]:
@@ -127,9 +127,9 @@ def _left_over() -> Iterator[str]:
     # accelerate takes a process with LOCAL_RANK for one of several, and no empty WORLD_SIZE.
     is_one_of_several = started_processes() > 1 or values["LOCAL_RANK"]
     if missing and (is_one_of_several or not env_var("WORLD_SIZE", "1")):
-        found = [f"{name}={value}" for name, value in values.items() if value] or ["WORLD_SIZE="]
+        given = [f"{name}={value}" for name, value in values.items() if value] or ["WORLD_SIZE="]
         yield (
-            f"the environment has {' and '.join(found)}, as for one of several processes, but no "
+            f"the environment has {' and '.join(given)}, as for one of several processes, but no "
             f"{' and no '.join(missing)}. For one process, unset {' '.join(OF_EACH_PROCESS)}; for "
             "several, start train.py with `accelerate launch`."
         )

@@ -39,12 +39,12 @@ def tensor_size(accelerator: accelerate.Accelerator) -> int:
 def refuse_shared_matrices(config: Config, precision: str) -> None:
     """Raise ConfigError if no processes can share matrices in such a run."""
     model = config.model
-    for is_so, named in (
+    for is_set, named in (
         (precision in ("fp16", "fp8"), f"mixed_precision: {precision}"),
         (model.frozen_dtype == NF4, f"model.frozen_dtype={NF4}"),
         (model.lora_rank is not None, f"model.lora_rank={model.lora_rank}"),
     ):
-        if is_so:
+        if is_set:
             raise ConfigError(
                 f"{named} cannot be used where processes share matrices ({TP_SIZE}). Use FSDP "
                 "alone."

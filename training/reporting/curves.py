@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from array import array
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from config.schema import Config
+from snapshot.disk.folder import write_whole
 from store.latest import METRICS
 from training.distributed.launcher import set_for_library
 from training.reporting.console import Console
@@ -66,18 +68,14 @@ def draw_curves(train: np.ndarray, held_out: np.ndarray, title: str, path: Path,
     axes.plot(*held_out, color="tab:orange", marker="o", markersize=4, label=label)
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss (nats per {unit})")
-    title = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 3]}..."
     warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-    figure.suptitle(title, parse_math=False)
+    figure.suptitle(title[:LONGEST_TITLE], parse_math=False)
     axes.grid(alpha=0.3)
     # Above the axes, where no curve can be.
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
-    partial = path.with_suffix(".png.new")
-    try:
-        figure.savefig(partial, format="png")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    content = BytesIO()
+    figure.savefig(content, format="png")
+    write_whole(path, content.getvalue())
 
 
 def _averaged(steps: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
