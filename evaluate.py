@@ -29,7 +29,6 @@ from data.prepared import ALL_HELD_OUT
 from data.reading.access import Access
 from data.reading.formats import suffixes
 from data.streaming.streamed import list_stream
-from data.streaming.windows import parts_of
 from data.tokenizer import refuse_larger_than
 from model.family import parameter_count
 from model.generate import BrokenModel
@@ -171,7 +170,7 @@ def text_of_run(
 
     Raises DataError.
     """
-    data, parts = run.data, parts_of(run.data)
+    data, parts = run.data, run.data.sources
     revisions = revisions_of(data, run.state)
     if options.source is None:
         for part in parts:

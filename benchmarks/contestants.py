@@ -100,16 +100,14 @@ def ours(words: list[str]) -> None:
 
 def tokens_of(settings: dict[str, Any]) -> Any:
     """The training text of train.py as a tensor, and the size of its vocabulary."""
+    from config.schema import DataConfig
     from data.corpus import prepare_corpus
     from data.tokenizer import CHARACTERS
 
+    keys = {"source": settings["source"], "block_size": settings["block_size"]}
     corpus = prepare_corpus(
-        settings["source"],
-        text_column="text",
-        val_fraction=0.1,
-        block_size=settings["block_size"],
-        cache_dir=Path(settings["cache"]),
-        tokenizer=Path(settings["tokenizer"]) if "tokenizer" in settings else CHARACTERS,
+        DataConfig(**keys, cache_dir=settings["cache"]),
+        Path(settings["tokenizer"]) if "tokenizer" in settings else CHARACTERS,
     )
     tokens = corpus.train.window(0, len(corpus.train)).astype("int64")
     return torch.from_numpy(tokens), corpus.tokenizer.vocab_size

@@ -44,18 +44,12 @@ def prepare(source: str, cache: str, tokenizer: str) -> dict:
 
     import data.prepare
     import data.reading.text  # noqa: F401
+    from config.schema import DataConfig
     from data.corpus import prepare_corpus
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started_at = time.perf_counter()
-    prepare_corpus(
-        source,
-        text_column="text",
-        val_fraction=0.1,
-        block_size=BLOCK,
-        cache_dir=Path(cache),
-        tokenizer=tokenizer,
-    )
+    prepare_corpus(DataConfig(source, block_size=BLOCK, cache_dir=cache), tokenizer)
     seconds = time.perf_counter() - started_at
     return {
         "seconds": seconds,
@@ -66,19 +60,13 @@ def prepare(source: str, cache: str, tokenizer: str) -> dict:
 
 
 def load(source: str, cache: str, tokenizer: str) -> dict:
+    from config.schema import DataConfig
     from data.corpus import prepare_corpus
     from data.loader import StepBatches, Windows, window_loader
     from data.order import BlockOrder
     from data.split import Split
 
-    corpus = prepare_corpus(
-        source,
-        text_column="text",
-        val_fraction=0.1,
-        block_size=BLOCK,
-        cache_dir=Path(cache),
-        tokenizer=tokenizer,
-    )
+    corpus = prepare_corpus(DataConfig(source, block_size=BLOCK, cache_dir=cache), tokenizer)
     order = BlockOrder(len(corpus.train), BLOCK, seed=1)
     anonymous = anonymous_mb()
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import yaml
 from gpu_items import Row, Settings
@@ -15,6 +14,7 @@ from gpu_steps import free_memory, peak_flops
 from harness import ROOT, flops_per_token, median, spread
 from turns import Contestant, other, ours, take_turns
 
+from config.schema import DataConfig
 from data.corpus import prepare_corpus
 
 SOURCE = "python-stdlib"
@@ -35,11 +35,9 @@ def prepare(settings: Settings) -> list[str]:
     free_memory()  # of earlier items in this process: others need the device now
     source = "python-docs" if settings.rehearse else SOURCE
     cache, folder = Path(settings.folder, "data"), Path(settings.folder, "tokenizer")
-    text: dict[str, Any] = {"text_column": "text", "val_fraction": 0.1, "block_size": 32}
+    data = DataConfig(source, block_size=32, cache_dir=str(cache))
     if not folder.exists():
-        trained = prepare_corpus(
-            source, cache_dir=cache, tokenizer=f"bpe:{settings.vocabulary}", **text
-        ).tokenizer
+        trained = prepare_corpus(data, f"bpe:{settings.vocabulary}").tokenizer
         building = folder.with_name("tokenizer.new")
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
@@ -49,7 +47,7 @@ def prepare(settings: Settings) -> list[str]:
         content["model"]["vocab"] |= {f"<unused {number}>": number for number in unused}
         (building / "tokenizer.json").write_text(json.dumps(content))
         building.rename(folder)
-    prepare_corpus(source, cache_dir=cache, tokenizer=folder, **text)
+    prepare_corpus(data, folder)
     return [f"data.source={source}", f"data.tokenizer={folder}", f"data.cache_dir={cache}"]
 
 

@@ -76,6 +76,11 @@ class DataConfig:
     skip_broken: bool = False
     """Skip unreadable rows and groups of a streamed text, and report them."""
 
+    @property
+    def sources(self) -> list[MixPart]:
+        """The sources of a streamed text."""
+        return self.mix or [MixPart(self.source)]
+
 
 @dataclass
 class ModelConfig:

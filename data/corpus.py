@@ -24,7 +24,7 @@ from data.errors import Damaged, DataError, cache_error
 from data.loader import Text
 from data.prepared import ALL_HELD_OUT, FORMAT, TOKENS, CorpusInfo
 from data.progress import Progress
-from data.reading.rows import Source, open_source
+from data.reading.rows import open_source
 from data.subwords import SubwordTokenizer, tokenizer_of
 from data.token_file import TokenFile, TokenStream
 from data.tokenizer import CHARACTERS, Tokenizer
@@ -59,55 +59,50 @@ class Corpus:
 
 
 def prepare_corpus(
-    source: str,
-    *,
-    text_column: str,
-    val_fraction: float,
-    block_size: int,
-    cache_dir: Path,
+    data: Any,
     tokenizer: str | Path = CHARACTERS,
-    documents: str = PACKED,
     say: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Load the corpus that `source` names, and prepare it first if the cache does not hold it.
+    """Load the corpus of the keys `data.*`, and prepare it first if the cache does not hold it.
 
     `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. A `val_fraction` of
     `ALL_HELD_OUT` holds out the whole text; `block_size` then has a meaning for conversations only,
-    which are not longer. `documents` is one of DOCUMENT_MODES. `say` receives progress lines, from
-    a thread, for what takes longer than a second.
+    which are not longer. `say` receives progress lines, from a thread, for what takes longer than
+    a second.
 
     Raises DataError if the text is missing, unreadable, empty or shorter than a block, or if the
     cache cannot be used.
     """
+    cache_dir = Path(data.cache_dir)
     with suppress(RuntimeError):  # the home of an unknown user
         cache_dir = cache_dir.expanduser()
     with Progress(say) as progress:
-        longest = block_size + 1 if documents == CONVERSATIONS else None
+        longest = data.block_size + 1 if data.documents == CONVERSATIONS else None
         kind = TextColumn if longest is None else MessagesColumn
-        opened = open_source(source, kind(text_column), cache_dir, progress)
+        opened = open_source(data.source, kind(data.text_column), cache_dir, progress)
         chosen = folder_key(tokenizer) if isinstance(tokenizer, Path) else tokenizer
-        parts = FORMAT, opened.key, repr(val_fraction), chosen, longest
+        parts = FORMAT, opened.key, repr(data.val_fraction), chosen, longest
         key = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
         folder = cache_dir / key
         try:
             progress.doing(f"loading the prepared {opened.name}")
             try:
-                corpus = _load(folder, documents)
+                corpus = _load(folder, data.documents)
             except Damaged as error:
                 if folder.exists():
                     progress.say(f"warning: {error}. It is prepared again.")
                 progress.doing(f"waiting for another process that prepares {opened.name}")
-                import data.prepare  # imports `datasets`, which most starts do not need
+                from data.prepare import build  # imports `datasets`, which most starts do not need
 
                 make_once(
                     folder,
-                    partial(data.prepare.build, opened, tokenizer, val_fraction, longest, progress),
-                    lambda: _is_whole(folder, documents),
+                    partial(build, opened, tokenizer, data.val_fraction, longest, progress),
+                    lambda: _is_whole(folder, data.documents),
                 )
-                corpus = _load(folder, documents)
+                corpus = _load(folder, data.documents)
         except OSError as error:
             raise cache_error(cache_dir, error) from error
-    _check_size(corpus, None if val_fraction == ALL_HELD_OUT else block_size, opened)
+    _check_size(corpus, None if data.val_fraction == ALL_HELD_OUT else data.block_size, opened.name)
     # The cache may hold the name of another file with the same text: use the current name.
     return replace(corpus, info=replace(corpus.info, name=opened.name))
 
@@ -143,7 +138,7 @@ def _load(folder: Path, documents: str) -> Corpus:
     return Corpus(info, tokenizer, *parts)
 
 
-def _check_size(corpus: Corpus, block_size: int | None, opened: Source) -> None:
+def _check_size(corpus: Corpus, block_size: int | None, name: str) -> None:
     """Refuse parts that are too short for `block_size`; without one, for an evaluation alone."""
     info, train, held_out = corpus.info, corpus.train, corpus.held_out
     if isinstance(train, Documents) and isinstance(held_out, Documents):
@@ -157,12 +152,12 @@ def _check_size(corpus: Corpus, block_size: int | None, opened: Source) -> None:
         needs = "an evaluation" if block_size is None else f"data.block_size={block_size}"
         long = f", and {info.left_out:,} longer than data.block_size" * bool(info.left_out)
         raise DataError(
-            f"data.source={opened.name} has {sizes[0]:,} {unit}s to train on and {sizes[1]:,} "
+            f"data.source={name} has {sizes[0]:,} {unit}s to train on and {sizes[1]:,} "
             f"held out{long}; {needs} needs at least {least[0]:,} and {least[1]:,}. "
             "Use more text, another data.val_fraction, or another data.block_size."
         )
     if not info.held_out_bytes:
         raise DataError(
-            f"data.source={opened.name}: all held-out replies are empty. Raise data.val_fraction "
+            f"data.source={name}: all held-out replies are empty. Raise data.val_fraction "
             "or use more conversations."
         )

@@ -1,7 +1,4 @@
-"""Rows of conversations: one conversation in a row, or several that do not see each other.
-
-Letters in shapes: B sequences of one batch, T block_size.
-"""
+"""A text of conversations, and which of them share a row."""
 
 from __future__ import annotations
 
@@ -10,12 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset
 
-from data.order import RowOrder
 from data.token_file import TokenFile, TokenStream
 
 
@@ -54,90 +47,6 @@ class Documents:
         """Whether each of tokens start..start+length is a target."""
         places = np.arange(start, start + length)
         return np.searchsorted(self.targets, places, side="right") % 2 == 1
-
-
-def evenly(items: range, at_most: int | None) -> list[int]:
-    """All items or, if there are more than `at_most`, the same ones each time, evenly spaced."""
-    count = len(items) if at_most is None else min(len(items), at_most)
-    return [items[i * len(items) // count] for i in range(count)]
-
-
-class DocumentRows(Dataset):
-    """Rows of conversations, by number.
-
-    A row holds one conversation and is padded, or with `pack` as many as fit; positions then begin
-    again with each. Which conversations share a row depends on their lengths alone. None is longer
-    than a row.
-
-    An item of a loader is a row and its weight: in training the inverse of the mean number of
-    targets of the rows of its step, see `RowOrder`; in an evaluation 1.
-    """
-
-    def __init__(self, documents: Documents, block_size: int, ignored: int, pack: bool) -> None:
-        self.documents = documents
-        self.block_size = block_size
-        self.ignored = ignored
-        self.pack = pack
-        starts = np.concatenate(([0], documents.ends[:-1])).astype(np.int64)
-        lengths = documents.ends - starts - 1  # of the inputs: the last token is only a target
-        rows = best_fit(lengths, block_size) if pack else np.arange(len(lengths))
-        order = np.argsort(rows, kind="stable")
-        self.starts, self.lengths = starts[order], lengths[order]
-        counts = np.bincount(rows) if len(rows) else np.zeros(0, dtype=np.int64)
-        self.bounds = np.concatenate(([0], np.cumsum(counts)))
-        """The first conversation of each row, and the number of conversations."""
-        self.targets = np.bincount(rows, weights=documents.counts).astype(np.int64)
-        """Number of targets of each row."""
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    @property
-    def target_count(self) -> int:
-        """How many tokens are predicted."""
-        return int(self.targets.sum())
-
-    def order(self, seed: int, global_batch_size: int) -> RowOrder:
-        """The order in which they are trained on."""
-        return RowOrder(self.targets, seed, global_batch_size)
-
-    def in_order(self, at_most: int | None) -> list[tuple[int, float]]:
-        """All rows for an evaluation, or the same `at_most` of them each time, evenly spaced."""
-        return [(row, 1.0) for row in evenly(range(len(self)), at_most)]
-
-    def __getitems__(
-        self, items: list[tuple[int, float] | None]
-    ) -> tuple[tuple[Tensor, ...], float]:
-        """Inputs and targets, each int64 (B, T), with positions (B, T) if packed, and their share.
-
-        The share is the number of targets of a row, relative to the mean of the step.
-        """
-        shape = len(items), self.block_size
-        inputs = np.zeros(shape, dtype=np.int64)
-        targets = np.full(shape, self.ignored, dtype=np.int64)
-        positions = np.zeros(shape, dtype=np.int64)
-        share = 0.0
-        for row, item in enumerate(items):
-            at = 0
-            if item is not None:
-                number, weight = item
-                share += float(self.targets[number]) * weight / len(items)
-                for document in range(self.bounds[number], self.bounds[number + 1]):
-                    start, length = int(self.starts[document]), int(self.lengths[document])
-                    stop = at + length
-                    inputs[row, at:stop], targets[row, at:stop] = self._document(start, length)
-                    positions[row, at:stop] = np.arange(length)
-                    at = stop
-            positions[row, at:] = np.arange(self.block_size - at)
-        batch = (inputs, targets, positions) if self.pack else (inputs, targets)
-        return tuple(map(torch.from_numpy, batch)), share
-
-    def _document(self, start: int, length: int) -> tuple[NDArray, NDArray]:
-        """The inputs and the targets of a conversation, each (length,)."""
-        window = self.documents.tokens.window(start, length + 1)
-        targets = window[1:].astype(np.int64)
-        targets[~self.documents.are_targets(start + 1, length)] = self.ignored
-        return window[:-1], targets
 
 
 def best_fit(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from data.documents import DocumentRows, Documents, evenly
+from data.documents import Documents, best_fit
 from data.errors import DataError
+from data.order import RowOrder
 from data.split import Split
 from data.token_file import positions_of
 
@@ -61,6 +62,7 @@ class Windows(Dataset):
         self.text = text
         self.block_size = block_size
         self.ignored = ignored
+        self.has_positions = text.masks
 
     def order(self, seed: int, global_batch_size: int) -> Order:
         """The order in which they are trained on."""
@@ -71,38 +73,105 @@ class Windows(Dataset):
         """How many tokens of a prepared text are predicted: nothing predicts the first one."""
         return len(self.text) - 1  # type: ignore[arg-type]
 
-    def in_order(self, at_most: int | None) -> list[int]:
+    def in_order(self, at_most: int | None) -> list[Any]:
         """The items of an evaluation: consecutive blocks to the end of a text, or some of them."""
         blocks = range(0, self.target_count, self.block_size)  # the last one may be short
         return evenly(blocks, at_most)
 
     def __getitems__(self, items: list[Any]) -> tuple[tuple[Tensor, ...], float]:
-        """Inputs and targets, each int64 (B, T), and positions (B, T) of a masked text.
+        """Inputs and targets, each int64 (B, T), perhaps positions (B, T), and their share.
 
-        Their share is that of the rows that are no padding: in training every window has the same
-        number of targets.
+        None is a row of padding. The share is the mean of what `fill` returns.
         """
         shape = len(items), self.block_size
         inputs = np.zeros(shape, dtype=np.int64)
         targets = np.full(shape, self.ignored, dtype=np.int64)
         positions = np.tile(np.arange(self.block_size), (len(items), 1))
-        windows = 0
+        share = 0.0
         for row, item in enumerate(items):
-            if item is None:
-                continue
-            tokens, begins = self.text.block(item, self.block_size + 1)
-            length = len(tokens) - 1
-            inputs[row, :length], targets[row, :length] = tokens[:-1], tokens[1:]
-            if self.text.masks:
-                positions[row] = positions_of(self.block_size, begins[begins < self.block_size])
-            windows += 1
-        batch = (inputs, targets, positions) if self.text.masks else (inputs, targets)
-        return tuple(map(torch.from_numpy, batch)), windows / len(items)
+            if item is not None:
+                share += self.fill(item, inputs[row], targets[row], positions[row])
+        batch = (inputs, targets, positions) if self.has_positions else (inputs, targets)
+        return tuple(map(torch.from_numpy, batch)), share / len(items)
+
+    def fill(self, item: Any, inputs: NDArray, targets: NDArray, positions: NDArray) -> float:
+        """Fill a row, each (T,). Returns its number of targets, relative to the mean of the step.
+
+        In training every window has the same number.
+        """
+        tokens, begins = self.text.block(item, self.block_size + 1)
+        length = len(tokens) - 1
+        inputs[:length], targets[:length] = tokens[:-1], tokens[1:]
+        if self.has_positions:
+            positions[:] = positions_of(self.block_size, begins[begins < self.block_size])
+        return 1.0
 
 
-def windows_of(
-    text: Text | Documents, block_size: int, ignored: int, pack: bool
-) -> Windows | DocumentRows:
+class DocumentRows(Windows):
+    """Rows of conversations, by number.
+
+    A row holds one conversation and is padded, or with `pack` as many as fit; positions then begin
+    again with each. Which conversations share a row depends on their lengths alone. None is longer
+    than a row.
+
+    An item is a row and its weight: in training the inverse of the mean number of targets of the
+    rows of its step, see `RowOrder`; in an evaluation 1.
+    """
+
+    def __init__(self, documents: Documents, block_size: int, ignored: int, pack: bool) -> None:
+        self.documents = documents
+        self.block_size = block_size
+        self.ignored = ignored
+        self.has_positions = pack
+        starts = np.concatenate(([0], documents.ends[:-1])).astype(np.int64)
+        lengths = documents.ends - starts - 1  # of the inputs: the last token is only a target
+        rows = best_fit(lengths, block_size) if pack else np.arange(len(lengths))
+        order = np.argsort(rows, kind="stable")
+        self.starts, self.lengths = starts[order], lengths[order]
+        self.bounds = np.concatenate(([0], np.cumsum(np.bincount(rows))))
+        """The first conversation of each row, and the number of conversations."""
+        self.targets = np.bincount(rows, weights=documents.counts).astype(np.int64)
+        """Number of targets of each row."""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def target_count(self) -> int:
+        """How many tokens are predicted."""
+        return int(self.targets.sum())
+
+    def order(self, seed: int, global_batch_size: int) -> Order:
+        """The order in which they are trained on."""
+        return RowOrder(self.targets, seed, global_batch_size)
+
+    def in_order(self, at_most: int | None) -> list[Any]:
+        """All rows for an evaluation, or the same `at_most` of them each time, evenly spaced."""
+        return [(row, 1.0) for row in evenly(range(len(self)), at_most)]
+
+    def fill(self, item: Any, inputs: NDArray, targets: NDArray, positions: NDArray) -> float:
+        """Fill a row with its conversations."""
+        row, weight = item
+        at = 0
+        for document in range(self.bounds[row], self.bounds[row + 1]):
+            start, length = int(self.starts[document]), int(self.lengths[document])
+            tokens = self.documents.tokens.window(start, length + 1)
+            trained = self.documents.are_targets(start + 1, length)
+            part = slice(at, at + length)
+            inputs[part], positions[part] = tokens[:-1], np.arange(length)
+            targets[part][trained] = tokens[1:][trained]
+            at += length
+        positions[at:] = np.arange(self.block_size - at)
+        return float(self.targets[row]) * weight
+
+
+def evenly(items: range, at_most: int | None) -> list[int]:
+    """All items or, if there are more than `at_most`, the same ones each time, evenly spaced."""
+    count = len(items) if at_most is None else min(len(items), at_most)
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+def windows_of(text: Text | Documents, block_size: int, ignored: int, pack: bool) -> Windows:
     """What is trained on or evaluated: windows of a text, or rows of documents.
 
     With `pack` the model keeps the documents of a row apart, by their positions. Raises DataError
@@ -145,9 +214,7 @@ class HeldOutBatches:
     factor = 1.0
     """An evaluation counts targets and does without shares."""
 
-    def __init__(
-        self, windows: Windows | DocumentRows, at_most: int | None, batch_size: int
-    ) -> None:
+    def __init__(self, windows: Windows, at_most: int | None, batch_size: int) -> None:
         self.batch_size = batch_size
         items: list[Any] = list(windows.in_order(at_most))
         padded = items + [None] * (-len(items) % batch_size)
@@ -161,7 +228,7 @@ class HeldOutBatches:
 
 
 def window_loader(
-    windows: Windows | DocumentRows, batches: StepBatches | HeldOutBatches, pinned: bool = False
+    windows: Windows, batches: StepBatches | HeldOutBatches, pinned: bool = False
 ) -> DataLoader:
     """A loader of pairs: inputs, targets and perhaps positions, each int64 (B, T), and their share.
 

@@ -8,7 +8,8 @@ for sizes that are not a power of two (Black & Rogaway, 2002).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,20 @@ def random_words(*numbers: int, count: int = ROUNDS) -> NDArray[np.uint64]:
     return np.random.SeedSequence(numbers).generate_state(count, np.uint64).astype(np.uint64)
 
 
+def shuffled(
+    first: int, count: int, size: int, keys_of: Callable[[int], NDArray[np.uint64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Round and place in the round, each (count,), of sequences first..first+count of a run.
+
+    A round has each place below `size` once; `keys_of` its number selects their order.
+    """
+    rounds, places = np.divmod(np.arange(first, first + count, dtype=np.int64), size)
+    for number in np.unique(rounds):
+        chosen = rounds == number
+        places[chosen] = permuted(places[chosen], size, keys_of(int(number)))
+    return rounds, places
+
+
 class BlockOrder:
     """Maps training sequence i of a run, counted from 0 over all epochs, to a window of the text.
 
@@ -71,22 +86,15 @@ class BlockOrder:
         return sequence // self.blocks_per_epoch
 
     def items(self, first: int, count: int) -> list[int]:
-        """The items of a loader for sequences first..first+count: their first tokens."""
-        found: list[int] = self.starts(first, count).tolist()
-        return found
-
-    def starts(self, first: int, count: int) -> NDArray[np.int64]:
-        """First tokens (count,) of the windows of sequences first..first+count."""
-        sequences = np.arange(first, first + count, dtype=np.int64)
-        epochs, positions = np.divmod(sequences, self.blocks_per_epoch)
-        starts = np.empty(count, dtype=np.int64)
+        """The items of a loader for sequences first..first+count: the first tokens of windows."""
+        keys_of = partial(random_words, self.seed)
+        epochs, blocks = shuffled(first, count, self.blocks_per_epoch, keys_of)
+        starts = blocks * self.block_size
         for epoch in np.unique(epochs):
-            words = random_words(self.seed, int(epoch), count=ROUNDS + 1)
-            offset = int(words[ROUNDS] % np.uint64(self.largest_offset + 1))
-            chosen = epochs == epoch
-            blocks = permuted(positions[chosen], self.blocks_per_epoch, words[:ROUNDS])
-            starts[chosen] = offset + blocks * self.block_size
-        return starts
+            word = random_words(self.seed, int(epoch), count=ROUNDS + 1)[ROUNDS]
+            starts[epochs == epoch] += int(word % np.uint64(self.largest_offset + 1))
+        items: list[int] = starts.tolist()
+        return items
 
 
 class RowOrder:
@@ -109,13 +117,7 @@ class RowOrder:
         more targets than the mean has a larger share of the step, and every target weighs the same.
         """
         assert first % self.global_batch_size == 0 == count % self.global_batch_size
-        sequences = np.arange(first, first + count, dtype=np.int64)
-        epochs, positions = np.divmod(sequences, len(self.targets))
-        rows = np.empty(count, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            keys = random_words(self.seed, int(epoch))
-            rows[chosen] = permuted(positions[chosen], len(self.targets), keys)
+        _, rows = shuffled(first, count, len(self.targets), partial(random_words, self.seed))
         means = self.targets[rows].reshape(-1, self.global_batch_size).mean(axis=1)
         weights = np.repeat(1 / means, self.global_batch_size)
         return list(zip(rows.tolist(), weights.tolist(), strict=True))
@@ -147,25 +149,18 @@ class Mix:
 
     def sources(self, first: int, count: int) -> NDArray[np.int64]:
         """The sources (count,) of blocks first..first+count, counted from 0."""
-        if len(self.blocks) == 1:
-            return np.zeros(count, dtype=np.int64)
-        rounds, places = np.divmod(np.arange(first, first + count), self._round)
-        found = np.empty(count, dtype=np.int64)
-        for number in np.unique(rounds):
-            chosen = rounds == number
-            found[chosen] = self._in_round(int(number), places[chosen])
-        return found
+        _, places = shuffled(first, count, self._round, self._keys_of)
+        return np.searchsorted(self._ends, places, side="right")
 
     def counts(self, block: int) -> list[int]:
         """Number of blocks of each source before a block."""
-        number, place = divmod(block, self._round)
-        begun = np.bincount(self._in_round(number, np.arange(place)), minlength=len(self.blocks))
-        counts: list[int] = (number * self.blocks + begun).tolist()
+        rounds, place = divmod(block, self._round)
+        begun = np.bincount(self.sources(block - place, place), minlength=len(self.blocks))
+        counts: list[int] = (rounds * self.blocks + begun).tolist()
         return counts
 
-    def _in_round(self, number: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        keys = random_words(BLOCKS, self.seed, number, 0, 0)
-        return np.searchsorted(self._ends, permuted(places, self._round, keys), side="right")
+    def _keys_of(self, number: int) -> NDArray[np.uint64]:
+        return random_words(BLOCKS, self.seed, number, 0, 0)
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
@@ -177,5 +172,5 @@ def shares_of(weights: Sequence[float]) -> list[int]:
     shares = np.floor(exact + 1e-9).astype(np.int64)  # 0.29 x 10,000 is a little less than 2,900
     left = WHOLE - int(shares.sum())
     shares[np.argsort(shares - exact, kind="stable")[:left]] += 1
-    found: list[int] = shares.tolist()
-    return found
+    parts: list[int] = shares.tolist()
+    return parts

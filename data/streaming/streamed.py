@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from data.reading.groups import TRAIN, Listing
 from data.reading.rows import list_source, read_group
 from data.streaming.cache import TokenCache
 from data.streaming.walk import Cursor, Walk
-from data.streaming.windows import StreamSource, held_out_parts, parts_of, texts_as_tokens
+from data.streaming.windows import StreamSource, held_out_parts, texts_as_tokens
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
 from data.token_file import (
     NO_NUMBERS,
@@ -55,7 +54,7 @@ def list_stream(
             split,
             data.skip_broken,
         )
-        for part, revision in zip(parts_of(data), revisions, strict=True)
+        for part, revision in zip(data.sources, revisions, strict=True)
     ]
 
 
@@ -135,7 +134,7 @@ def _open_held_out(
     sources: Sequence[StreamSource], data: Any, say: Callable[[str], None] | None
 ) -> TokenFile:
     """The held-out rows of each source, its share of them. Raises DataError, OSError."""
-    weights = [part.weight for part in parts_of(data)]
+    weights = [part.weight for part in data.sources]
     shares = [max(1, int(data.held_out_bytes * (weight / sum(weights)))) for weight in weights]
     tokenizer = sources[0].tokenizer
 
@@ -173,32 +172,35 @@ class StreamedText:
         self, sources: Sequence[StreamSource], data: Any, seed: int, reads_ahead: bool
     ) -> None:
         self.sources = sources
-        self.mix = Mix([part.weight for part in parts_of(data)], seed)
+        self.mix = Mix([part.weight for part in data.sources], seed)
         self.masks = data.documents == MASKED
         """Whether blocks say where documents begin."""
         self._reads_ahead = reads_ahead
-        self._start = [Cursor() for _ in sources]
+        self._start, self._next = [Cursor() for _ in sources], 0
+        self._after: dict[int, list[Cursor]] = {}
 
-    def begin_at(self, state: Sequence[dict[str, Any]]) -> None:
-        """Continue where the snapshot with this state ends. Raises DataError for other weights."""
-        self._start = [Cursor(**{key: one[key] for key in vars(Cursor())}) for one in state]
-        blocks = [cursor.blocks for cursor in self._start]
-        if blocks != self.mix.counts(sum(blocks)):
+    def begin_at(self, state: Sequence[dict[str, Any]], blocks: int) -> None:
+        """Continue where the snapshot with this state ends, after so many blocks.
+
+        Raises DataError for other weights.
+        """
+        start = [Cursor(**{key: one[key] for key in vars(Cursor())}) for one in state]
+        counts = [cursor.blocks for cursor in start]
+        if counts != self.mix.counts(blocks):
             raise DataError(
-                f"data.mix: the run has read {blocks} blocks of its sources, which does not match "
+                f"data.mix: the run has read {counts} blocks of its sources, which does not match "
                 "these weights. Restore the weights, or give the new run another run.name."
             )
+        self._start, self._next = start, blocks
 
     def order(self, block_size: int, seed: int, global_batch_size: int) -> StreamedText:
         """The order of the blocks, from where the run begins; the seed is that of the text.
 
         Opens the first window of each source. Raises DataError as reading does.
         """
-        ahead = threading.Lock() if self._reads_ahead else None
-        pairs = zip(self.sources, self._start, strict=True)
-        self._walks = [Walk(source, start, ahead) for source, start in pairs]
-        self._after: dict[int, list[Cursor]] = {}
-        self._next = sum(start.blocks for start in self._start)
+        self._walks = [Walk(*one) for one in zip(self.sources, self._start, strict=True)]
+        for walk in self._walks if self._reads_ahead else ():  # the first windows must not wait
+            walk.read_ahead()
         self._block_size, self._global_batch_size = block_size, global_batch_size
         return self
 
@@ -226,17 +228,9 @@ class StreamedText:
         tokens = np.concatenate([file[first : first + count] for file, first, count in spans])
         begins, place = [NO_NUMBERS], 0
         for file, first, count in spans if self.masks else ():
-            begins.append(np.array([place] if place else [], dtype=np.int64))  # a file's beginning
-            begins.append(ends_within(file.ends, first, count) + place)
+            begins += [np.array([place]), ends_within(file.ends, first, count) + place]
             place += count
         return tokens, np.concatenate(begins)
-
-    def figures(self, sequences: int) -> dict[str, int]:
-        """How many of a run's first blocks are from each source, if there are several."""
-        if len(self.sources) == 1:
-            return {}
-        counts = enumerate(self.mix.counts(sequences), start=1)
-        return {f"blocks_of_source_{number}": count for number, count in counts}
 
     def finish(self, step: int) -> list[dict[str, Any]]:
         """What a snapshot after `step` stores, by source: where the next block begins."""

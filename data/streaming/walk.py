@@ -7,7 +7,6 @@ reading them: so a snapshot has a cursor for each source, and a start reads one 
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,16 +37,9 @@ class Cursor:
 class Walk:
     """One source, block after block."""
 
-    def __init__(
-        self, source: StreamSource, start: Cursor, ahead: threading.Lock | None = None
-    ) -> None:
-        """With `ahead`, a lock of all sources, the next windows are prepared in the background.
-
-        Raises DataError if the source has no such place, and as reading does.
-        """
-        self._source, self._ahead = source, ahead
-        self._place: WindowId = start.epoch, start.window
-        self._offset, self._blocks = 0, start.blocks
+    def __init__(self, source: StreamSource, start: Cursor) -> None:
+        """Raises DataError if the source has no such place, and as reading does."""
+        self._source, self._blocks, self._reads_ahead = source, start.blocks, False
         if not self._has(start):
             raise DataError(
                 f"data.source={source.listing.name} has no row {start.row} with a token "
@@ -57,17 +49,23 @@ class Walk:
             )
         self._skip_ended()
 
+    def _open(self, window: WindowId) -> None:
+        self._window, self._offset = window, 0
+        self._file = self._source.open(window)
+        self._begins = np.append(0, self._file.ends)
+        if self._reads_ahead:
+            in_background(self._prepare_ahead)
+
     def _has(self, start: Cursor) -> bool:
         """Move to a cursor; returns whether there is such a place."""
         if start.window >= len(self._source.windows(start.epoch)):
             return False
-        self._open()
+        self._open((start.epoch, start.window))
         if start.row + start.token == 0:  # an empty first window has no row 0
             return True
         if start.row >= len(self._file.ends):
             return False
-        begin = int(self._file.ends[start.row - 1]) if start.row else 0
-        self._offset = begin + start.token
+        self._offset = int(self._begins[start.row]) + start.token
         return self._offset < self._file.ends[start.row]
 
     def block(self, left: int) -> list[Span]:
@@ -87,39 +85,33 @@ class Walk:
     @property
     def cursor(self) -> Cursor:
         """Where the next block begins."""
-        ends = self._file.ends
-        row = int(np.searchsorted(ends, self._offset, side="right"))
-        token = self._offset - (int(ends[row - 1]) if row else 0)
-        return Cursor(*self._place, row, token, self._blocks)
+        row = int(np.searchsorted(self._file.ends, self._offset, side="right"))
+        return Cursor(*self._window, row, self._offset - int(self._begins[row]), self._blocks)
 
     def _skip_ended(self) -> None:
         """Move to the next window that has tokens, if the present one has no more."""
         empty = 0
         while self._offset == len(self._file):
             empty += len(self._file) == 0
-            if empty > len(self._source.windows(self._place[0])):
+            if empty > len(self._source.windows(self._window[0])):
                 raise DataError(
                     f"data.source={self._source.listing.name} has no row to train on: all are "
                     "empty, or held out. Use more text, or a smaller data.val_fraction."
                 )
-            self._place, self._offset = self._source.after(self._place), 0
-            self._open()
+            self._open(self._source.after(self._window))
 
-    def _open(self) -> None:
-        self._file = self._source.open(self._place)
-        if self._ahead is not None:  # what comes next must not delay this one
-            in_background(self._prepare_ahead)
-
-    def _prepare_ahead(self) -> None:
-        """Prepare the windows after the present one; one source at a time, as it uses all cores.
+    def read_ahead(self) -> None:
+        """Prepare the windows after the present one in the background, from now on.
 
         Reading waits for the network or the disk, and tokenizers encode without the interpreter's
         lock, so it does not slow down the steps. Whoever needs a window that fails tries again, and
         reports what is wrong with it.
         """
-        assert self._ahead is not None
-        window = self._place
+        self._reads_ahead = True
+        in_background(self._prepare_ahead)
+
+    def _prepare_ahead(self) -> None:
+        window = self._window
         for _ in range(WINDOWS_AHEAD):
             window = self._source.after(window)
-            with self._ahead:
-                self._source.open(window)
+            self._source.open(window)

@@ -38,20 +38,6 @@ EPOCHS_IN_MEMORY = 2
 """The order of groups of the present epoch, and of the next for what is read ahead."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A source of a mix."""
-
-    source: str
-    weight: float = 1.0
-    text_column: str | None = None
-
-
-def parts_of(data: Any) -> Sequence[Any]:
-    """The sources of a streamed text, by the keys `data.*`: each as `Part` has it."""
-    return data.mix or [Part(data.source)]
-
-
 @dataclass(eq=False)
 class StreamSource:
     """A data set of a stream."""
@@ -73,14 +59,14 @@ class StreamSource:
     def __post_init__(self) -> None:
         self.windows = lru_cache(EPOCHS_IN_MEMORY)(self._windows)
         """The windows of an epoch, each the indices of its groups."""
-        versions = [file.version for file in self.listing.files]
-        facts = (FORMAT, self.listing.fingerprint, self.data.skip_broken, versions)
-        rows = self.tokenizer.identity + self.held_out.tobytes() + repr(facts).encode()
-        self._digest = hashlib.sha256(rows).hexdigest()
 
     def key(self, *more: object) -> str:
         """A name for what follows from the rows of this data set and from more."""
-        return hashlib.sha256(repr((self._digest, *more)).encode()).hexdigest()[:32]
+        listing = self.listing
+        versions = [file.version for file in listing.files]
+        facts = (FORMAT, listing.fingerprint, self.data.skip_broken, versions, *more)
+        rows = self.tokenizer.identity + self.held_out.tobytes() + repr(facts).encode()
+        return hashlib.sha256(rows).hexdigest()[:32]
 
     def after(self, window: WindowId) -> WindowId:
         """The next window, perhaps of the next epoch."""

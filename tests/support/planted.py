@@ -176,8 +176,8 @@ FAULTS = [
     Fault(
         "targets that are the inputs",
         "data/loader.py",
-        "targets[row, :length] = tokens[:-1], tokens[1:]",
-        "targets[row, :length] = tokens[:-1], tokens[:-1]",
+        "targets[:length] = tokens[:-1], tokens[1:]",
+        "targets[:length] = tokens[:-1], tokens[:-1]",
         ("targets",),
     ),
     Fault(

@@ -9,13 +9,12 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from config.schema import DataConfig
+from config.schema import DataConfig, MixPart
 from data.corpus import Corpus
 from data.reading.access import Access
 from data.reading.rows import list_source, read_group
 from data.streaming import streamed
 from data.streaming.streamed import fixed_tokenizer
-from data.streaming.windows import Part
 from data.tokenizer import OF_BYTES, Tokenizer
 
 
@@ -53,7 +52,7 @@ def stream_of(listings, weights, read=read_group, tokenizer=OF_BYTES, **settings
     access = Access(settings.pop("cache_dir"), settings.get("say"))
     held_out = settings.pop("held_out", None)
     own = {key: settings.pop(key) for key in ("seed", "reads_ahead", "say") if key in settings}
-    mix = [Part(listing.name, weight) for listing, weight in zip(listings, weights, strict=True)]
+    mix = [MixPart(listing.name, weight) for listing, weight in zip(listings, weights, strict=True)]
     split = None if held_out is None else "validation"
     data = DataConfig(mix=mix, held_out_split=split, **settings)
     found = tokenizer if isinstance(tokenizer, Tokenizer) else fixed_tokenizer(tokenizer)

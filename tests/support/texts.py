@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from config.schema import DataConfig
 from data.corpus import Corpus, prepare_corpus
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
 
 
 def prepare(source: Path | str, cache: Path | str, **changes) -> Corpus:
-    settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 8} | changes
-    return prepare_corpus(str(source), cache_dir=Path(cache), **settings)
+    own = {key: changes.pop(key) for key in ("tokenizer", "say") if key in changes}
+    keys = {"source": str(source), "block_size": 8, "cache_dir": str(cache)} | changes
+    return prepare_corpus(DataConfig(**keys), **own)
 
 
 def written(path: Path, text: str) -> Path:

@@ -29,7 +29,7 @@ LOWER_RATE = (
 )
 OWN_NAMES = {"event", "step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu"}
 OWN_NAMES |= {"skipped", "hub_step", "hub_age_seconds", "hub_error"}
-"""What a line of a step has already, beside the blocks of the sources of a mix."""
+"""What a line of a step has already."""
 LONGEST_SAMPLE = 4_000
 """Characters of a sample in metrics.jsonl: with each escaped, fewer than a line may have."""
 
@@ -64,8 +64,6 @@ class Report:
     uploads: Uploader | None = None
     track: Callable[..., object] = lambda values, step: None
     """`accelerator.log`, where a run has trackers."""
-    blocks_read: Callable[[int], dict[str, int]] = lambda step: {}
-    """By step, how many blocks of each source have been read: more figures of its line."""
 
     def __post_init__(self) -> None:
         self.stall_seconds: list[float] = []
@@ -95,7 +93,7 @@ class Report:
         """
         others = {}
         for name, value in (metrics or {}).items():
-            if name in OWN_NAMES or name.startswith("blocks_of_source_"):
+            if name in OWN_NAMES:
                 raise ConfigError(
                     f"train.py gives session.finish_step a metric named {name!r} at step {step}, "
                     "which each line of metrics.jsonl has already: give it another name."
@@ -143,7 +141,6 @@ class Report:
                     "learning_rate": of_step.learning_rate,
                     "grad_norm": None if skipped else norm,
                     **measured,
-                    **self.blocks_read(step),
                     **({"skipped": True} if skipped else {}),
                     # JSON has no word for a number that is not finite.
                     **{name: x if math.isfinite(x) else None for name, x in others.items()},

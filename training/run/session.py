@@ -68,7 +68,7 @@ from training.run.records import (
 from training.run.run_dir import RunLock, lock_run_dir
 from training.run.start import agree_on_start, refuse_other_run, remove_downloads, state_at
 from training.run.stopping import CAUSES, LAST_WORDS_SECONDS, Agreement, Due, Phase, Signals
-from training.run.text import begin_stream, blocks_of, data_facts
+from training.run.text import begin_stream, data_facts
 from training.run.writer import SnapshotWriter
 from training.step import build_gradient_buckets, compute_reproducibly
 
@@ -199,7 +199,6 @@ class Session:
             max_skipped=config.train.max_skipped_steps,
             uploads=self._uploads,
             track=accelerator.log,
-            blocks_read=blocks_of(corpus, config),
         )
         self._writer = SnapshotWriter(
             accelerator,

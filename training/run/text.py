@@ -5,7 +5,7 @@ It is the same on all processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,16 @@ from data.public_names import public_name
 from data.reading.access import Access
 from data.reading.groups import Listing
 from data.streaming.streamed import StreamedText, list_stream, open_stream
-from data.streaming.windows import parts_of
 from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
 from snapshot.base import Base, open_tokenizer
 from snapshot.disk.state import RunState
-from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from training.distributed.launcher import is_one_machine
 from training.distributed.processes import (
     decided_by_main,
     equal_on_all,
     local_main_first,
-    run_on_main,
 )
 from training.run.pretrained import PretrainedModel
 
@@ -50,11 +47,12 @@ def prepare_text(
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None, say_error)
     listings: list[Listing] = []
-    revisions: list[str | None] = []
-    if is_streamed(data):
-        before = revisions_of(data, start.state)
-        listings = run_on_main(accelerator, lambda: list_stream(data, access, before)) or []
-        revisions = decided_by_main(accelerator, lambda: [one.revision for one in listings])
+
+    def list_on_main() -> list[str | None]:
+        listings.extend(list_stream(data, access, revisions_of(data, start.state)))
+        return [listing.revision for listing in listings]
+
+    revisions = decided_by_main(accelerator, list_on_main) if is_streamed(data) else []
     corpus = local_main_first(
         accelerator,
         lambda: open_text(
@@ -90,23 +88,14 @@ def open_text(
     """
     say = access.say if first else None
     if not listings:
-        return prepare_corpus(
-            data.source,
-            text_column=data.text_column,
-            val_fraction=data.val_fraction,
-            block_size=data.block_size,
-            cache_dir=Path(data.cache_dir),
-            tokenizer=tokenizer,
-            documents=data.documents,
-            say=say,
-        )
+        return prepare_corpus(data, tokenizer, say=say)
     with access.at_start():
         return open_stream(data, listings, access, tokenizer, seed, reads_ahead=first, say=say)
 
 
 def revisions_of(data: DataConfig, state: RunState | None) -> list[str | None]:
     """The commit of each streamed source in the state of a snapshot; None where it names none."""
-    names = [public_name(part.source) for part in parts_of(data)]
+    names = [public_name(part.source) for part in data.sources]
     stream = [] if state is None else state.stream or []
     if [one["source"] for one in stream] == names:
         return [one["revision"] for one in stream]
@@ -137,24 +126,10 @@ def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | P
 def begin_stream(corpus: Corpus, config: Config, state: RunState | None) -> None:
     """Have a streamed text continue where the snapshot of a state ends, if there is one.
 
-    Raises DataError for another mix, SnapshotError for a state that no run writes.
+    Raises DataError for another mix.
     """
     if state is not None and state.stream is not None and isinstance(corpus.train, StreamedText):
-        blocks = sum(one["blocks"] for one in state.stream)
-        if blocks != state.step * config.train.global_batch_size:
-            raise SnapshotError(
-                f"the state of step {state.step} says that {blocks:,} blocks were read, which are "
-                f"not {state.step} steps of {config.train.global_batch_size}."
-            )
-        corpus.train.begin_at(state.stream)
-
-
-def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]:
-    """A function of the step that counts the blocks of each source of a mix, for metrics.jsonl."""
-    train, batch = corpus.train, config.train.global_batch_size
-    if not isinstance(train, StreamedText):
-        return lambda step: {}
-    return lambda step: train.figures(step * batch)
+        corpus.train.begin_at(state.stream, state.step * config.train.global_batch_size)
 
 
 def data_facts(corpus: Corpus) -> dict[str, Any]:

@@ -96,4 +96,4 @@ def test_training_batches_are_the_order_from_the_first_step_on():
     order = BlockOrder(200, 8, seed=1)
     inputs = torch.cat([inputs for (inputs, _), _ in first_batches("training", 6)])
 
-    assert inputs[:, 0].tolist() == order.starts(2 * 4, 12).tolist()
+    assert inputs[:, 0].tolist() == order.items(2 * 4, 12)

@@ -78,7 +78,7 @@ def test_progress_is_in_percent_where_the_whole_is_known():
 def test_one_process_of_each_machine_reports(monkeypatch, first):
     settings = {}
 
-    def prepare_corpus(source, **more):
+    def prepare_corpus(data, tokenizer, **more):
         settings.update(more)
         return SimpleNamespace(info=SimpleNamespace(fingerprint="1"))
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import families
-from data.documents import DocumentRows, Documents, best_fit
-from data.loader import HeldOutBatches, window_loader
+from data.documents import Documents, best_fit
+from data.loader import DocumentRows, HeldOutBatches, window_loader
 from data.token_file import TokenStream
 from model.causal_lm import PACKING
 from model.families import build_model

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import streams
 from data.columns import MASKED, PACKED
-from data.documents import DocumentRows, Documents
-from data.loader import StepBatches, Windows, window_loader
+from data.documents import Documents
+from data.loader import DocumentRows, StepBatches, Windows, window_loader
 from data.split import Split
 from data.token_file import TokenStream
 

@@ -133,7 +133,7 @@ def test_a_start_at_step_a_million_reads_one_window(tmp_path):
         corpus = huge_corpus(tmp_path / str(blocks), read, held_out_bytes=1000)
         del read[:]  # of the held-out rows
         state = {"epoch": 0, "window": 0, "row": 0, "token": 0, "blocks": blocks, **cursor}
-        corpus.train.begin_at([state])
+        corpus.train.begin_at([state], blocks)
         begun = time.perf_counter()
         windows = windows_of(corpus.train, 16, -100, False)
         windows.__getitems__(windows.order(0, BATCH).items(blocks, 4))
@@ -167,6 +167,30 @@ def test_windows_are_read_ahead_by_one_process(tmp_path):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert max(Counter(read).values()) == 1
+
+
+def test_a_source_that_hangs_does_not_keep_the_others_from_being_read_ahead(tmp_path):
+    folders = [streams.parquet_folder(tmp_path / name, name) for name in ("a", "b")]
+    corpus = streams.corpus(tmp_path / "cache", *folders, weights=(1, 1), window_bytes=500)
+    hangs, other = corpus.train.sources
+    answers, is_read = threading.Event(), threading.Event()
+    begun, read_there, read_here = [], hangs.read, other.read
+
+    def hang(*group):
+        begun.append(group)
+        assert len(begun) == 1 or answers.wait(30)  # the first window is opened by the run
+        return read_there(*group)
+
+    def note(*group):
+        begun.append(group)
+        if len(begun) > 3:
+            is_read.set()
+        return read_here(*group)
+
+    hangs.read, other.read = hang, note
+    corpus.train.order(16, 0, BATCH)
+    assert is_read.wait(30)
+    answers.set()
 
 
 def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):

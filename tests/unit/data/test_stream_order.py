@@ -106,7 +106,7 @@ def test_a_run_continues_after_any_step_as_if_it_had_not_stopped(sources, tmp_pa
     whole = steps_of(streams.corpus(tmp_path / "1", *sources, weights=WEIGHTS), count=90)
     for step in range(1, 90, 7):
         resumed = streams.corpus(tmp_path / "2", *sources, weights=WEIGHTS)
-        resumed.train.begin_at(whole[step - 1][1])
+        resumed.train.begin_at(whole[step - 1][1], step * BATCH)
         for (batch, after), (expected, there) in zip(
             steps_of(resumed, step + 1, 5), whole[step:], strict=False
         ):
@@ -225,10 +225,10 @@ def test_the_counts_before_a_block_need_no_history(weights, block):
 def test_a_snapshot_of_other_weights_or_another_text_is_refused(sources, tmp_path):
     state = steps_of(streams.corpus(tmp_path, *sources, weights=WEIGHTS), count=40)[-1][1]
     with pytest.raises(DataError, match=r"data\.mix: the run has read"):
-        streams.corpus(tmp_path, *sources, weights=(0.5, 0.5)).train.begin_at(state)
+        streams.corpus(tmp_path, *sources, weights=(0.5, 0.5)).train.begin_at(state, 160)
     for change in ({"row": 10**6}, {"window": 10**6}, {"token": 10**6}):
         corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS)
-        corpus.train.begin_at([state[0] | change, state[1]])
+        corpus.train.begin_at([state[0] | change, state[1]], 160)
         with pytest.raises(DataError, match=re.escape(f"data.source={sources[0]} has no row")):
             steps_of(corpus, first=41)
 

@@ -10,7 +10,6 @@ import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain
-from data.streaming.windows import parts_of
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 
@@ -20,7 +19,7 @@ OF_BYTES = "data.tokenizer=bpe:257"
 
 def test_a_mix_has_sources_weights_and_columns():
     config = load_config([TWO, OF_BYTES])
-    assert [(part.source, part.weight, part.text_column) for part in parts_of(config.data)] == [
+    assert [(part.source, part.weight, part.text_column) for part in config.data.sources] == [
         ("a/*.parquet", 0.7, None),
         ("me/b", 0.3, "body"),
     ]

@@ -184,7 +184,7 @@ def test_a_new_metric_reaches_file_console_and_trackers(tmp_path, capsys):
     assert (row["train/weight_norm"], row["train/odd"]) == (2.0, 3.0)
 
 
-@pytest.mark.parametrize("name", ["event", "loss", "hub_step", "blocks_of_source_1"])
+@pytest.mark.parametrize("name", ["event", "loss", "hub_step"])
 def test_a_metric_does_not_replace_a_figure_of_ours(tmp_path, name):
     session = object.__new__(Session)
     session.report, session.config = report_of(tmp_path), SimpleNamespace()
