@@ -113,9 +113,17 @@ class StreamSource:
         return texts
 
     def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Each group that is trained on is in one window.
+
+        A window begins with the first group that begins `data.window_bytes` or more after the
+        window before in the permuted text, so a larger group is a window of its own.
+        """
         keys = random_words(GROUPS, self.seed, self.number, epoch, 0)
         trained = np.flatnonzero(self.held_out < 1)
-        return epoch_windows(self.listing, trained, keys, self.data.window_bytes)
+        order = trained[permuted(np.arange(len(trained)), len(trained), keys)]
+        sizes = _sizes(self.listing)[order]
+        begins = np.cumsum(sizes) - sizes
+        return np.split(order, np.flatnonzero(np.diff(begins // self.data.window_bytes)) + 1)
 
     def _read(self, groups: NDArray[np.int64], held_out: bool) -> list[str]:
         """The rows of groups that are held out, or those that are not."""
@@ -132,20 +140,6 @@ class StreamSource:
 def texts_as_tokens(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[TokenRows]:
     """The tokens of documents, in order. Raises DataError if the tokenizer has none for one."""
     return map(tokenizer.encode_chunks, batches_of((text, True) for text in texts))
-
-
-def epoch_windows(
-    listing: Listing, groups: NDArray[np.int64], keys: NDArray[np.uint64], window_bytes: int
-) -> list[NDArray[np.int64]]:
-    """The windows of an epoch, each the indices of its groups; each of `groups` is in one of them.
-
-    A window begins with the first group that begins `window_bytes` or more after the window before
-    in the permuted text, so a larger group is a window of its own.
-    """
-    order = groups[permuted(np.arange(len(groups)), len(groups), keys)]
-    sizes = _sizes(listing)[order]
-    begins = np.cumsum(sizes) - sizes
-    return np.split(order, np.flatnonzero(np.diff(begins // window_bytes)) + 1)
 
 
 def held_out_parts(

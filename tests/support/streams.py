@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -11,8 +13,10 @@ import pyarrow.parquet as pq
 
 from config.schema import DataConfig, MixPart
 from data.corpus import Corpus
+from data.loader import StepBatches, window_loader, windows_of
 from data.reading.access import Access
 from data.reading.rows import list_source, read_group
+from data.split import Split
 from data.streaming import streamed
 from data.streaming.streamed import fixed_tokenizer
 from data.tokenizer import OF_BYTES, Tokenizer
@@ -76,3 +80,21 @@ def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **
     }
     listings = [list_source(str(source), "text", access) for source in sources]
     return stream_of(listings, weights, **options | settings)
+
+
+def steps_of(corpus: Corpus, batch: int, first: int = 1, block_size: int = 16) -> Iterator[Any]:
+    """The batches of a run's steps, endlessly, each with what a snapshot after it stores."""
+    windows = windows_of(corpus.train, block_size, -100, pack=False)
+    steps = StepBatches(windows.order(0, batch), Split(batch), first)
+    for step, (tensors, _) in enumerate(window_loader(windows, steps), start=first):
+        yield tensors, corpus.train.finish(step)
+
+
+def ids_in(corpus: Corpus, tokens: Any) -> list[str]:
+    """The ids of the rows that end in some tokens."""
+    rows = corpus.tokenizer.decode(tokens).split("<|endoftext|>")[:-1]
+    return [row.partition(":")[0] for row in rows]
+
+
+def held_out_ids(corpus: Corpus) -> list[str]:
+    return ids_in(corpus, corpus.held_out.window(0, len(corpus.held_out)))

@@ -10,28 +10,15 @@ from texts import TEXT, lines_file, parts_of, text_of, tokens_of, written
 
 
 def cached(tmp_path):
-    """What the cache holds, without its lock files."""
-    return sorted(p.name for p in (tmp_path / "cache").iterdir() if not p.name.endswith(".lock"))
-
-
-def stamps(tmp_path):
-    files = (tmp_path / "cache").glob("*/*")
-    return {str(file): (file.stat().st_mtime_ns, file.stat().st_ino) for file in files}
-
-
-def test_the_tokens_are_the_text(prepare, tmp_path):
-    corpus = prepare(written(tmp_path / "a.txt", TEXT))
-    assert text_of(corpus) == TEXT
-    assert corpus.info.characters == len(TEXT)
-    assert corpus.info.documents == 1
-    assert corpus.tokenizer.characters == "".join(sorted(set(TEXT)))
+    """The folders and files in the cache, without its locks, by name: when each was written."""
+    paths = [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock"]
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
 
 
 @pytest.mark.parametrize(("characters", "dtype"), [(256, "uint8"), (257, "uint16")])
 def test_tokens_are_stored_in_the_smallest_type(prepare, tmp_path, characters, dtype):
     text = "".join(map(chr, range(0x400, 0x400 + characters)))
     corpus = prepare(written(tmp_path / "a.txt", text))
-
     assert corpus.train.tokens.dtype == np.dtype(dtype)
     assert tokens_of(corpus.train) == list(range(len(corpus.train)))
 
@@ -39,9 +26,10 @@ def test_tokens_are_stored_in_the_smallest_type(prepare, tmp_path, characters, d
 @pytest.mark.parametrize("val_fraction", [0.1, 0.25, 0.005, 0.9])
 def test_one_document_is_split_at_the_fraction(prepare, tmp_path, val_fraction):
     corpus = prepare(written(tmp_path / "a.txt", TEXT), val_fraction=val_fraction)
-
     assert corpus.info.split == len(corpus.train) == int(len(TEXT) * (1 - val_fraction))
-    assert len(corpus.held_out) == len(TEXT) - len(corpus.train)
+    assert text_of(corpus) == TEXT
+    assert (corpus.info.characters, corpus.info.documents) == (len(TEXT), 1)
+    assert corpus.tokenizer.characters == "".join(sorted(set(TEXT)))
 
 
 @pytest.mark.parametrize("val_fraction", [0.1, 0.5, 0.02, 0.97])
@@ -50,7 +38,6 @@ def test_many_documents_are_split_at_the_nearest_end_of_one(prepare, tmp_path, r
     rng = np.random.default_rng(0)
     documents = [f"{i}:" + "x" * int(rng.integers(5, 60)) + "\n" for i in range(rows)]
     corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction=val_fraction)
-
     ends = np.cumsum([len(document) for document in documents])
     wanted = int(ends[-1] * (1 - val_fraction))
     inner = ends[:-1]
@@ -59,52 +46,37 @@ def test_many_documents_are_split_at_the_nearest_end_of_one(prepare, tmp_path, r
     assert parts_of(corpus)[0].endswith("\n")
 
 
-def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):
+def test_a_second_preparation_reads_the_first_until_the_text_changes(
+    prepare, tmp_path, monkeypatch
+):
     source = written(tmp_path / "a.txt", TEXT)
-    first = prepare(source)
-    before = stamps(tmp_path)
-    monkeypatch.setattr(data.prepare, "build", lambda *_: pytest.fail("built again"))
-
-    second = prepare(source, block_size=16)  # blocks are no part of what is prepared
-
+    first, before = prepare(source), cached(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(data.prepare, "build", lambda *_: pytest.fail("built again"))
+        second = prepare(source, block_size=16)  # blocks are no part of what is prepared
     assert second.info == first.info
-    assert stamps(tmp_path) == before
-    assert len(cached(tmp_path)) == 1  # no temporary folder either
-
-
-def test_a_changed_text_under_the_same_name_is_prepared_again(prepare, tmp_path):
-    first = prepare(written(tmp_path / "a.txt", TEXT))
-    second = prepare(written(tmp_path / "a.txt", TEXT + "!"))
-
-    assert second.info.characters == first.info.characters + 1
-    assert len(cached(tmp_path)) == 2
+    assert cached(tmp_path) == before
+    changed = prepare(written(source, TEXT + "!"))
+    assert changed.info.characters == first.info.characters + 1
+    assert len(cached(tmp_path)) == 2 * len(before)
 
 
 def test_the_fingerprint_is_of_the_text_and_its_split(prepare, tmp_path):
     base = prepare(written(tmp_path / "a.txt", TEXT)).info.fingerprint
-
     assert prepare(written(tmp_path / "same.txt", TEXT)).info.fingerprint == base
     assert prepare(tmp_path / "a.txt", val_fraction=0.2).info.fingerprint != base
-    changed = TEXT.replace("line 7 ", "lime 7 ")
-    assert prepare(written(tmp_path / "b.txt", changed)).info.fingerprint != base
-    # The same tokens by number, but of other characters.
-    renamed = TEXT.replace("日", "月")
-    assert prepare(written(tmp_path / "c.txt", renamed)).info.fingerprint != base
+    # Another letter; and the same tokens by number, but of other characters.
+    for name, words in (("b.txt", ("line 7 ", "lime 7 ")), ("c.txt", ("日", "月"))):
+        changed = written(tmp_path / name, TEXT.replace(*words))
+        assert prepare(changed).info.fingerprint != base
 
 
-def test_a_text_shorter_than_a_block_is_refused(prepare, tmp_path):
+def test_parts_that_are_too_short_are_refused(prepare, tmp_path):
     source = written(tmp_path / "a.txt", "x" * 100)
-
     assert len(prepare(source, block_size=89).train) == 90
-    with pytest.raises(DataError) as caught:
+    reason = r"a\.txt has 90 characters .* data\.block_size=90 needs at least 91 and 2\. Use"
+    with pytest.raises(DataError, match=reason):
         prepare(source, block_size=90)
-    for part in ("a.txt", "90 characters", "data.block_size=90", "at least 91"):
-        assert part in str(caught.value)
-
-
-def test_a_held_out_part_without_a_target_is_refused(prepare, tmp_path):
-    source = written(tmp_path / "a.txt", "x" * 100)
-
     assert len(prepare(source, val_fraction=0.02).held_out) == 2
     with pytest.raises(DataError, match=r"99 characters .* 1 held out; .* at least 9 and 2\. Use"):
         prepare(source, val_fraction=0.01)
@@ -119,6 +91,5 @@ def test_a_preparation_that_fails_leaves_nothing(prepare, tmp_path, monkeypatch)
         patched.setattr("data.tokenizer.CharTokenizer.save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(source)
-    assert cached(tmp_path) == []
-
-    assert prepare(tmp_path / "a.txt").info.characters == len(TEXT)
+    assert not cached(tmp_path)
+    assert prepare(source).info.characters == len(TEXT)

@@ -1,6 +1,6 @@
 """Windows of a stream of tokens, and the batches of training and of evaluation."""
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -12,12 +12,11 @@ from data.split import Split
 from data.token_file import TokenStream
 
 IGNORED = -100
-LENGTHS = [2, 5, 8, 9, 16, 17, 34, 101]
 
 
-def counting_stream(tokens):
+def counting_windows(tokens, block_size):
     """Token i is i, so that a window shows where it came from."""
-    return TokenStream(np.arange(tokens, dtype=np.uint16))
+    return Windows(TokenStream(np.arange(tokens, dtype=np.uint16)), block_size, IGNORED)
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, 31), (30, 1), (25, 6), (-1, 2), (99, 1)])
@@ -30,9 +29,7 @@ def test_a_window_past_the_end_of_a_part_is_an_index_error(start, length):
 
 def test_targets_are_the_inputs_shifted_by_one_and_what_is_missing_is_ignored():
     """At the end of a text, and in a row without a window, whose token every vocabulary has."""
-    items = [0, 3, 8, 10, None]
-    (inputs, targets), _ = Windows(counting_stream(12), 8, IGNORED).__getitems__(items)
-
+    (inputs, targets), _ = counting_windows(12, 8).__getitems__([0, 3, 8, 10, None])
     assert inputs.dtype == targets.dtype == torch.int64
     padding = [[0] * 8, [IGNORED] * 8]
     rows = [list(range(start, 12)) for start in (0, 3, 8, 10)]
@@ -40,24 +37,21 @@ def test_targets_are_the_inputs_shifted_by_one_and_what_is_missing_is_ignored():
     assert targets.tolist() == [*((row[1:] + padding[1])[:8] for row in rows), padding[1]]
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [2, 5, 8, 9, 16, 17, 34, 101])
 @pytest.mark.parametrize(("block_size", "batch"), [(1, 3), (4, 1), (4, 6), (16, 4)])
 def test_evaluation_takes_every_held_out_target_once(length, block_size, batch):
-    windows = Windows(counting_stream(length), block_size, IGNORED)
+    windows = counting_windows(length, block_size)
     batches = HeldOutBatches(windows, None, batch)
-
     loaded = list(window_loader(windows, batches))
     counted = [t for (_, targets), _ in loaded for t in targets.flatten().tolist() if t != IGNORED]
-
     assert sorted(counted) == list(range(1, length))
     assert len(loaded) == len(batches)
     assert {tuple(inputs.shape) for (inputs, _), _ in loaded} == {(batch, block_size)}
 
 
 def test_an_evaluation_spreads_its_blocks_evenly():
-    windows = Windows(counting_stream(1001), 10, IGNORED)
+    windows = counting_windows(1001, 10)
     every, some = windows.in_order(None), windows.in_order(7)
-
     assert every == list(range(0, 1000, 10))
     assert len(some) == len(set(some)) == 7
     assert set(some) <= set(every)
@@ -67,33 +61,11 @@ def test_an_evaluation_spreads_its_blocks_evenly():
     assert windows.in_order(100) == windows.in_order(5000) == every
 
 
-def loader_of(kind):
-    windows = Windows(counting_stream(200), 8, IGNORED)
-    if kind == "training":
-        batches = StepBatches(BlockOrder(200, 8, seed=1), Split(4, 1, 2), first_step=3)
-    else:
-        batches = HeldOutBatches(windows, None, 2)
-    return window_loader(windows, batches)
-
-
-def first_batches(kind, count):
-    iterator = iter(loader_of(kind))
-    return [next(iterator) for _ in range(count)]
-
-
-@pytest.mark.parametrize("kind", ["training", "evaluation"])
-def test_loading_draws_nothing_from_the_global_generator(kind):
-    torch.manual_seed(11)
+def test_training_begins_at_its_first_step_and_no_loading_draws_from_the_global_generator():
+    windows, order = counting_windows(200, 8), BlockOrder(200, 8, seed=1)
     before = torch.get_rng_state()
-    iterator = iter(loader_of(kind))
-    next(iterator)
-    next(iterator)
-
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_training_batches_are_the_order_from_the_first_step_on():
-    order = BlockOrder(200, 8, seed=1)
-    inputs = torch.cat([inputs for (inputs, _), _ in first_batches("training", 6)])
-
+    training = window_loader(windows, StepBatches(order, Split(4, 1, 2), first_step=3))
+    inputs = torch.cat([inputs for (inputs, _), _ in islice(training, 6)])
+    next(iter(window_loader(windows, HeldOutBatches(windows, None, 2))))
     assert inputs[:, 0].tolist() == order.items(2 * 4, 12)
+    assert torch.equal(torch.get_rng_state(), before)
