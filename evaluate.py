@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from common.command import exit_code_of, say_error
 from common.printable import printable
-from config.schema import DataConfig, is_streamed
+from config.schema import Config, DataConfig, is_streamed
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.corpus import Corpus
 from data.errors import DataError
@@ -28,7 +28,6 @@ from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.reading.access import Access
 from data.reading.formats import suffixes
-from data.streaming.streamed import list_stream
 from data.tokenizer import refuse_larger_than
 from model.family import parameter_count
 from model.generate import BrokenModel
@@ -42,7 +41,7 @@ from snapshot.command_line import (
     usable_device,
 )
 from snapshot.named_model import NamedModel, find_model
-from training.run.stored_text import RunText, run_text
+from training.run.stored_text import open_stored_text, stored_config
 from training.run.text import open_text, revisions_of
 
 LARGEST_CACHE_BYTES = 10**15
@@ -65,14 +64,14 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of the model over the text, by name: the content of `--json`."""
     device = usable_device(options.device)
     named = find_model(options.model, options.base)
-    run = run_text(named)
+    run = stored_config(named)
     block_size = block_size_for(named, run, options)
     corpus = text_for(named, run, options, block_size)
     most = None  # windows
     if options.batches is not None:
         most = options.batches * options.batch_size
     elif run is not None and not is_whole(options):
-        train = run.config.train
+        train = run.train
         most = train.eval_batches and train.eval_batches * train.global_batch_size
     model = named.load().to(device).eval()
     windows = windows_of(corpus.held_out, block_size, IGNORED, model.config.can_pack)
@@ -112,7 +111,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def block_size_for(named: NamedModel, run: RunText | None, options: argparse.Namespace) -> int:
+def block_size_for(named: NamedModel, run: Config | None, options: argparse.Namespace) -> int:
     """Tokens of a window. Raises DataError for more than the model's context."""
     longest = named.sizes.block_size
     default = LONGEST_BLOCK if run is None else run.data.block_size
@@ -133,7 +132,7 @@ def is_whole(options: argparse.Namespace) -> bool:
 
 
 def text_for(
-    named: NamedModel, run: RunText | None, options: argparse.Namespace, block_size: int
+    named: NamedModel, run: Config | None, options: argparse.Namespace, block_size: int
 ) -> Corpus:
     """The text, in tokens of the model's own tokenizer: all of another one, or the run's.
 
@@ -155,23 +154,20 @@ def text_for(
         )
         corpus = open_text(data, named.folder, 0, access)
     else:
-        data, revisions = text_of_run(named, run, options)
-        listings = list_stream(data, access, revisions) if is_streamed(data) else []
-        corpus = open_text(data, run.tokenizer, run.state.seed, access, listings)
-        run.check_same(corpus)
+        corpus = open_stored_text(named, *text_of_run(named, run, options), access)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
     return corpus
 
 
 def text_of_run(
-    named: NamedModel, run: RunText, options: argparse.Namespace
+    named: NamedModel, run: Config, options: argparse.Namespace
 ) -> tuple[DataConfig, list[str | None]]:
     """The run's own keys `data.*`, with its source where that is now, and a stream's revisions.
 
     Raises DataError.
     """
     data, parts = run.data, run.data.sources
-    revisions = revisions_of(data, run.state)
+    revisions = revisions_of(data, named.state)
     if options.source is None:
         for part in parts:
             remedy = f"add --source {part.source} --held-out"

@@ -5,8 +5,9 @@ A snapshot is untrusted input: its configuration is parsed by the schema, as a c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,90 +15,78 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import problems
-from config.schema import Config, DataConfig
+from config.schema import Config, DataConfig, is_streamed
 from config.stored import CONFIG_FILE, read_config
 from data.corpus import Corpus
 from data.errors import DataError
 from data.public_names import public_config
+from data.reading.access import Access
+from data.streaming.streamed import list_stream
 from data.tokenizer import CHARACTERS, bpe_size
-from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.named_model import NamedModel
+from training.run.text import open_text
 
 SECTIONS = ("data", "model", "train")
 
 
-def stored_config(state: RunState, folder: Path) -> Config:
-    """The configuration in the state of a snapshot, as far as it is about text and model.
+def stored_config(named: NamedModel) -> Config | None:
+    """The configuration of a run, as far as it is about text and model; None for any other model.
 
     Raises SnapshotError for values that no run has.
     """
+    if named.state is None:
+        return None
+    sections = named.state.config
+    if not named.from_store:
+        path = named.folder.absolute().parent.parent / CONFIG_FILE
+        sections = _with_folders(sections, path)
     stored: dict[str, dict[str, Any]] = {}
     for section in SECTIONS:
         names = {entry.name for entry in fields(getattr(Config(), section))}
-        values = state.config.get(section)
+        values = sections.get(section)
         values = values if isinstance(values, dict) else {}
         stored[section] = {name: values[name] for name in names & values.keys()}
-    named = {**stored, "run": {"name": "run", "dir": "run"}}
+    complete = {**stored, "run": {"name": "run", "dir": "run"}}
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), named))
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), complete))
         assert isinstance(config, Config)
     except OmegaConfBaseException as error:
-        raise _not_valid(folder, str(error).splitlines()[0]) from error
+        raise _not_valid(named, str(error).splitlines()[0]) from error
     for section, values in stored.items():
         for name, value in asdict(getattr(config, section)).items():
             if values.get(name, ...) != value:  # it was converted, or interpolated
-                raise _not_valid(folder, f"{section}.{name} is of another type")
+                raise _not_valid(named, f"{section}.{name} is of another type")
     for problem in problems(config):
         if problem.startswith(("data.", "train.")):
-            raise _not_valid(folder, problem)
+            raise _not_valid(named, problem)
     return config
 
 
-def _not_valid(folder: Path, why: str) -> SnapshotError:
-    return SnapshotError(f"{folder} has no valid configuration in its state: {why.rstrip('.')}.")
+def _not_valid(named: NamedModel, why: str) -> SnapshotError:
+    where = f"{named.folder} has no valid configuration in its state"
+    return SnapshotError(f"{where}: {why.rstrip('.')}.")
 
 
-@dataclass(frozen=True)
-class RunText:
-    """The text of a run."""
-
-    config: Config
-    state: RunState
-    folder: Path
-    """The snapshot, which has the tokenizer."""
-
-    @property
-    def data(self) -> DataConfig:
-        """The keys `data.*` of its configuration."""
-        return self.config.data
-
-    @property
-    def tokenizer(self) -> str | Path:
-        """As `prepare_corpus` takes it."""
-        chosen = self.data.tokenizer or CHARACTERS
-        is_trained = chosen == CHARACTERS or bpe_size(chosen) is not None
-        return chosen if is_trained else self.folder
-
-    def check_same(self, corpus: Corpus) -> None:
-        """Raise DataError if a prepared text is not the run's."""
-        name, fingerprint = self.state.data.get("name"), str(self.state.data.get("fingerprint"))
-        if corpus.info.fingerprint != fingerprint:
-            raise DataError(
-                f"the text is not the run's: {name} ({fingerprint[:8]}) in the snapshot, "
-                f"{corpus.info.name} ({corpus.info.fingerprint[:8]}) now. Name the run's own text "
-                "with --source and --held-out, or evaluate all of another one with --source alone."
-            )
-
-
-def run_text(named: NamedModel) -> RunText | None:
-    """The text of a run; None for any other model. Raises SnapshotError for values of no run."""
-    if (state := named.state) is None:
-        return None
-    if not named.from_store:
-        path = named.folder.absolute().parent.parent / CONFIG_FILE
-        state = replace(state, config=_with_folders(state.config, path))
-    return RunText(stored_config(state, named.folder), state, named.folder)
+def open_stored_text(
+    named: NamedModel, data: DataConfig, revisions: Sequence[str | None], access: Access
+) -> Corpus:
+    """The text of a run, by its keys `data.*`. Raises DataError if it is another one by now."""
+    assert named.state is not None
+    chosen = data.tokenizer or CHARACTERS
+    is_trained = chosen == CHARACTERS or bpe_size(chosen) is not None
+    tokenizer = chosen if is_trained else named.folder
+    listings = list_stream(data, access, revisions) if is_streamed(data) else []
+    corpus = open_text(data, tokenizer, named.state.seed, access, listings)
+    known, info = named.state.data, corpus.info
+    if info.fingerprint != known.get("fingerprint"):
+        raise DataError(
+            f"the text is not the run's: {known.get('name')} "
+            f"({str(known.get('fingerprint'))[:8]}) in the snapshot, "
+            f"{info.name} ({info.fingerprint[:8]}) now. Name the run's own text with --source and "
+            "--held-out, or evaluate all of another one with --source alone."
+        )
+    return corpus
 
 
 def _with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
