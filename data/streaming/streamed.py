@@ -65,14 +65,12 @@ def open_stream(
     tokenizer: str | Path,
     seed: int,
     reads_ahead: bool = False,
-    say: Callable[[str], None] | None = None,
 ) -> Corpus:
     """A mix of data sets, by the keys `data.*`, whose rows are read while they are trained on.
 
     Held-out rows are read here. Those of `data.held_out_split` are read at the commits of what is
     trained on, so they are the same whenever the branch moves. A process that `reads_ahead` does so
-    for its machine; `say` receives progress lines. Raises DataError if there are no held-out rows,
-    or if the cache cannot be used.
+    for its machine. Raises DataError if there are no held-out rows, or if the cache cannot be used.
     """
     held_out: list[Listing] = []
     if data.held_out_split is not None:
@@ -95,7 +93,7 @@ def open_stream(
             source_of(listing, number, np.ones(len(listing.groups)))
             for number, listing in enumerate(held_out)
         ]
-        file = _open_held_out(evaluated or sources, data, say)
+        file = _open_held_out(evaluated or sources, data, access.say)
     except OSError as error:
         raise cache_error(access.cache_dir, error) from error
     text = StreamedText(sources, data, seed, reads_ahead)
@@ -131,7 +129,7 @@ def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
 
 
 def _open_held_out(
-    sources: Sequence[StreamSource], data: Any, say: Callable[[str], None] | None
+    sources: Sequence[StreamSource], data: Any, say: Callable[[str], None]
 ) -> TokenFile:
     """The held-out rows of each source, its share of them. Raises DataError, OSError."""
     weights = [part.weight for part in data.sources]

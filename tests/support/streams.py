@@ -53,9 +53,9 @@ def stream_of(listings, weights, read=read_group, tokenizer=OF_BYTES, **settings
 
     `read` is called instead of `read_group`; `held_out` are listings of another split.
     """
-    access = Access(settings.pop("cache_dir"), settings.get("say"))
+    access = Access(settings.pop("cache_dir"), settings.pop("say", None))
     held_out = settings.pop("held_out", None)
-    own = {key: settings.pop(key) for key in ("seed", "reads_ahead", "say") if key in settings}
+    own = {key: settings.pop(key) for key in ("seed", "reads_ahead") if key in settings}
     mix = [MixPart(listing.name, weight) for listing, weight in zip(listings, weights, strict=True)]
     split = None if held_out is None else "validation"
     data = DataConfig(mix=mix, held_out_split=split, **settings)

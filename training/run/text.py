@@ -79,18 +79,16 @@ def open_text(
     seed: int,
     access: Access,
     listings: Sequence[Listing] = (),
-    first: bool = True,
+    reads_ahead: bool = True,
 ) -> Corpus:
     """The text of the keys `data.*`: streamed from its `listings`, or prepared on this disk.
 
-    The `first` process of a machine says what takes long, and reads ahead for the others. Raises
-    DataError.
+    Of the processes of a machine one `reads_ahead`. Raises DataError.
     """
-    say = access.say if first else None
     if not listings:
-        return prepare_corpus(data, tokenizer, say=say)
+        return prepare_corpus(data, tokenizer, access.say)
     with access.at_start():
-        return open_stream(data, listings, access, tokenizer, seed, reads_ahead=first, say=say)
+        return open_stream(data, listings, access, tokenizer, seed, reads_ahead)
 
 
 def revisions_of(data: DataConfig, state: RunState | None) -> list[str | None]:

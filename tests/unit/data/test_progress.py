@@ -75,14 +75,13 @@ def test_progress_is_in_percent_where_the_whole_is_known():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_one_process_of_each_machine_reports(monkeypatch, first):
-    settings = {}
+def test_one_process_of_each_machine_reports(monkeypatch, capsys, first):
+    def open_text(data, tokenizer, seed, access, *_):
+        access.say("it takes long")
 
-    def prepare_corpus(data, tokenizer, **more):
-        settings.update(more)
-        return SimpleNamespace(info=SimpleNamespace(fingerprint="1"))
-
-    monkeypatch.setattr(training.run.text, "prepare_corpus", prepare_corpus)
-    access = SimpleNamespace(say=print)
-    training.run.text.open_text(Config().data, "char", 1, access, first=first)
-    assert (settings["say"] is not None) is first
+    work = {"local_main_first": lambda _, work: work(), "is_one_machine": lambda: True}
+    for name, stub in {**work, "open_text": open_text}.items():
+        monkeypatch.setattr(training.run.text, name, stub)
+    accelerator = SimpleNamespace(is_local_main_process=first)
+    training.run.text.prepare_text(accelerator, Config(), None, None)
+    assert ("it takes long" in capsys.readouterr().err) is first
