@@ -130,12 +130,11 @@ def _parse(argument: str) -> Setting:
     if not mark or name != key or text == "???":
         raise ConfigError(f"'{argument}' sets no key. Write {key}=value.")
     try:
-        override = OverridesParser.create().parse_override(argument)
-        value = override.value()
+        value = OverridesParser.create().parse_override(argument).value()
+        if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
+            raise TypeError("it is a list or a mapping")
     except BAD_VALUE as error:
         raise ConfigError(_unreadable(key, text, error)) from None
-    if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
-        raise ConfigError(_unreadable(key, text, "it is a list or a mapping"))
     if key in GROUPS:
         _refuse_unknown_file(key, value if isinstance(value, str) else text)
     if key in TEXT_KEYS and isinstance(value, int | float):
@@ -156,7 +155,7 @@ def _nearest(name: str) -> str:
     return f"All keys: --help. Processes, machines, precision and compilation are {where}."
 
 
-def _unreadable(key: str, text: str, why: object) -> str:
+def _unreadable(key: str, text: str, why: Exception) -> str:
     """The mistake of a value that Hydra does not parse, with its own message."""
     from config.checks import why_not_storable  # imports torch
 

@@ -92,25 +92,27 @@ def test_an_ending_thread_waits_for_the_code_of_another(tmp_path, lock, monkeypa
     assert found == ["2\n"]
 
 
-def test_a_mistake_before_the_lock_leaves_its_code(tmp_path, lock):
-    run_dir = tmp_path / "run"
+def refused(run_dir: Path) -> None:
+    """A start that ends with a mistake before it has the lock."""
+    lock = RunLock()
     lock.leave_code_in(run_dir)
     lock.note_exit(2)
+
+
+def test_a_mistake_before_the_lock_leaves_its_code(tmp_path):
+    run_dir = tmp_path / "run"
+    refused(run_dir)
     assert not run_dir.exists()  # a mistake makes nothing
 
     run_dir.mkdir()
     (run_dir / EXIT_CODE).write_text("75\n")
-    later = RunLock()
-    later.leave_code_in(run_dir)
-    later.note_exit(2)
+    refused(run_dir)
     assert (run_dir / EXIT_CODE).read_text() == "2\n"
 
 
 def test_a_second_start_leaves_no_code_beside_a_running_one(tmp_path, lock):
     lock.acquire(tmp_path)
-    second = RunLock()
-    second.leave_code_in(tmp_path)
-    second.note_exit(2)
+    refused(tmp_path)
     assert not (tmp_path / EXIT_CODE).exists()
 
 
@@ -131,11 +133,10 @@ def test_each_machine_has_the_exit_code_on_its_own_disk(tmp_path, lock):
     assert (own / EXIT_CODE).read_text() == "143\n"
 
 
-def test_a_process_that_is_not_its_machines_first_leaves_no_code(tmp_path, monkeypatch, lock):
+def test_a_process_that_is_not_its_machines_first_leaves_no_code(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    lock.leave_code_in(tmp_path)
-    lock.note_exit(2)
+    refused(tmp_path)
     assert not (tmp_path / EXIT_CODE).exists()
 
 
