@@ -82,6 +82,8 @@ class Session:
     """The model of the Hub that the run trains; None for our own GPT with random weights."""
     finished: bool
     """Whether the run had taken all of its steps before this attempt, and evaluated the last."""
+    _writer: SnapshotWriter
+    """Writes the snapshots, once the weights are restored."""
 
     def __init__(self, config: Config, lock: RunLock) -> None:
         self.config = config
@@ -89,7 +91,7 @@ class Session:
         self.signals = Signals(run.grace_seconds, self._end_by_signal, launcher(), self._say_now)
         self._lock = lock
         self._uploads: Uploader | None = None
-        self._writer: SnapshotWriter | None = None
+        self._is_restored = False
         self._best: BestSnapshot | None = None
         self._due = Due()
         self.finished = False
@@ -212,6 +214,7 @@ class Session:
             generation=self._generation,
             own_disks=self._lock.own_disks,
         )
+        self._is_restored = True
         optimizer.optimizer.register_step_pre_hook(self.release_weights)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._agreement = Agreement(accelerator, config, self.signals, seconds_since_launch())
@@ -256,7 +259,6 @@ class Session:
         metrics.jsonl, the console and the trackers. Raises TrainingStopped when a loss or a norm is
         not finite, ConfigError when a metric has the name of one of these figures.
         """
-        assert self._writer is not None
         if self._writer.pending:  # fp16's loss scaler has skipped the update
             self.release_weights()
         self.state.step, self.state.epoch = step, epoch
@@ -279,7 +281,6 @@ class Session:
 
     def save(self) -> None:
         """Begin the snapshot of the step; the next update waits for it. All processes call this."""
-        assert self._writer is not None
         self._writer.begin(self.state, self._due.end)
 
     def report_evaluation(self, loss: float) -> None:
@@ -292,7 +293,6 @@ class Session:
 
     def report_sample(self, text: str) -> None:
         """Report a text that the model has generated; the next upload carries it."""
-        assert self._writer is not None
         self._writer.sample = text
         self.report.sample(self.state.step, text)
 
@@ -307,7 +307,6 @@ class Session:
             )
             finish_uploads(self.console, self.config, self._uploads, self.signals)
             return EXIT_DONE
-        assert self._writer is not None
         self.report.clock.enter(END)
         if self._is_last:
             self._writer.publish(self.state.best_loss)
@@ -334,7 +333,7 @@ class Session:
 
         With a limit, wait at most so many seconds for the snapshot, and not for the trackers.
         """
-        if self._writer is not None:
+        if self._is_restored:
             self._writer.end(seconds)
             seconds = END_SECONDS if seconds is None else 0
             close_trackers(self.accelerator, self.console, seconds)
@@ -351,12 +350,11 @@ class Session:
         with averaged ones. An update calls it.
         """
         self.report.clock.enter(UPDATE)
-        writer = self._writer
-        if writer is None or writer.written is None:
+        if self._writer.written is None:
             return
-        if writer.pending:  # the other processes wait for the one that writes
+        if self._writer.pending:  # the other processes wait for the one that writes
             self._timeouts.relax()
-        writer.finish()
+        self._writer.finish()
 
     def _say_now(self, text: str) -> None:
         """Tell the user, from any thread."""
