@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -101,18 +102,10 @@ def test_the_first_signal_is_the_cause(monkeypatch, phase, launcher, numbers, ca
 
 def test_the_thread_outlives_whatever_goes_wrong_in_it():
     handler = Handler(Phase.TRAINING)
-    seen = []
-
-    def look():
-        seen.append(1)
-        if len(seen) < 3:
-            raise OSError("the terminal is gone")
-        raise SystemExit
-
-    handler._look = look
+    handler._look = Mock(side_effect=[OSError("the terminal is gone"), ValueError, SystemExit])
     with pytest.raises(SystemExit):
         handler._watch()
-    assert len(seen) == 3
+    assert handler._look.call_count == 3
 
 
 class Left(Exception):
