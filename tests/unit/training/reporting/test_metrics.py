@@ -33,20 +33,16 @@ MOST_MEMORY = 12_000_000
 
 def history(path, steps: int, eval_every: int = EVERY, sample: str = "") -> list[dict]:
     """A file of so many steps, with an evaluation and a sample now and then; its evaluations."""
-    evaluations = []
-    with open(path, "w") as opened:
-        for step in range(1, steps + 1):
-            loss = 1 + 3 / step**0.3
-            opened.write(
-                f'{{"event": "train", "step": {step}, "loss": {loss}, "learning_rate": 0.001, '
-                f'"grad_norm": 0.31234567, "tokens_per_second": 12345.6}}\n'
-            )
-            if step % eval_every == 0 or step == steps:
-                evaluations.append({"event": "eval", "step": step, "loss": loss + 0.1})
-                opened.write(f"{json.dumps(evaluations[-1])}\n")
-                if sample:
-                    opened.write(json.dumps({"event": "sample", "step": step, "text": sample}))
-                    opened.write("\n")
+    lines, evaluations = [], []
+    for step in range(1, steps + 1):
+        figures = {"step": step, "loss": 1 + 3 / step**0.3}
+        others = {"learning_rate": 0.001, "grad_norm": 0.31234567, "tokens_per_second": 12345.6}
+        lines.append({"event": "train", **figures, **others})
+        if step % eval_every == 0 or step == steps:
+            evaluations.append({"event": "eval", **figures})
+            samples = [{"event": "sample", "step": step, "text": sample}] if sample else []
+            lines += [evaluations[-1], *samples]
+    path.write_bytes(b"".join(map(as_line, lines)))
     return evaluations
 
 

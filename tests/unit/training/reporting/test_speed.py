@@ -1,7 +1,9 @@
-"""Model FLOP utilisation: what a token costs, and the peak that it is compared to."""
+"""Where the time of an attempt went; what a token costs, and the peak that it is compared to."""
 
 from __future__ import annotations
 
+import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +11,21 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import families
+import runs
 from config.compose import load_config
 from model.causal_lm import CausalLM, CausalLMConfig
 from model.gpt import GPT, GPTConfig
-from training.reporting.speed import published_peak, speed_at_peak
+from training.reporting.speed import (
+    DATA,
+    EVALUATION,
+    PASSES,
+    PHASES,
+    SNAPSHOT,
+    START,
+    UPDATE,
+    PhaseClock,
+    speed_at_peak,
+)
 
 LENGTH = 32
 
@@ -59,19 +72,54 @@ def test_frozen_parameters_cost_less_and_a_mixture_is_unknown(gpt):
         ("NVIDIA H100 PCIe", "bf16", 756e12),
         ("NVIDIA H200", "fp16", 989e12),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA L4", "bf16", 121e12),
         ("NVIDIA H100 80GB HBM3", "no", None),
         ("NVIDIA GeForce GT 710", "bf16", None),
     ],
 )
-def test_the_peak_of_a_gpu_is_the_published_one(name, precision, peak):
-    assert published_peak(name, precision) == peak
-
-
-def test_the_speed_at_the_peak_is_that_of_all_processes(gpt, monkeypatch):
+def test_the_speed_at_the_peak_is_that_of_all_gpus(gpt, monkeypatch, name, precision, peak):
     config, cuda = load_config([f"data.block_size={LENGTH}"]), torch.device("cuda")
-    accelerator = SimpleNamespace(device=cuda, mixed_precision="bf16", num_processes=2)
-    for name, expected in (("NVIDIA L4", 2 * 121e12 / gpt.flops_per_token(LENGTH)), ("GT", None)):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
-        assert speed_at_peak(gpt, config, accelerator) == expected
+    accelerator = SimpleNamespace(device=cuda, mixed_precision=precision, num_processes=2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    expected = None if peak is None else 2 * peak / gpt.flops_per_token(LENGTH)
+    assert speed_at_peak(gpt, config, accelerator) == expected
     accelerator.device = torch.device("cpu")
     assert speed_at_peak(gpt, config, accelerator) is None
+
+
+@pytest.fixture
+def clock(monkeypatch) -> PhaseClock:
+    """A clock of which every reading is a second later."""
+    seconds = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
+    return PhaseClock(5.0)
+
+
+def test_every_second_is_in_one_phase(clock):
+    for batch in clock.timed(["a", "b"]):
+        assert batch in "ab"
+        clock.enter(UPDATE)
+        with clock.within(SNAPSHOT):
+            pass
+        clock.enter(EVALUATION)
+    lines = clock.table()
+    found = clock.seconds
+    assert (found[START], found[DATA], found[PASSES]) == (6.0, 3.0, 2.0)
+    assert (found[UPDATE], found[SNAPSHOT], found[EVALUATION]) == (4.0, 2.0, 2.0)
+    assert [line.split("  ")[0] for line in lines] == [*PHASES, "all"]
+    assert lines[-1].endswith("100.0%")
+
+
+def test_the_table_of_a_run_is_its_wall_time(small, tmp_path):
+    begun = time.monotonic()
+    result = runs.train(*small, f"run.dir={tmp_path / 'run'}")
+    seconds = time.monotonic() - begun
+    assert result.returncode == 0, result.stderr
+    rows = dict(
+        re.findall(r"^(?:time)? +([a-z][a-z, ]+?) +([\d.]+) s +[\d.]+%$", result.stdout, re.M)
+    )
+    assert list(rows) == [*PHASES, "all"]
+    total = float(rows.pop("all"))
+    assert sum(map(float, rows.values())) == pytest.approx(total, abs=0.05 * len(PHASES))
+    assert total - 0.05 <= seconds  # it is printed with one digit
+    assert float(rows[PASSES]) > 0
