@@ -32,39 +32,39 @@ class Fence:
     """Of this attempt; 0 until it has read the store."""
     has_uploaded: bool = False
 
-    def check(self, found: Latest | None, step: int) -> None:
+    def check(self, current: Latest | None, step: int) -> None:
         """Raise Fenced unless this attempt may upload a snapshot of `step` now."""
-        if found is None:
+        if current is None:
             self.generation = max(self.generation, 1)
             return
-        if found.attempt_id == self.attempt_id:
+        if current.attempt_id == self.attempt_id:
             return
         is_first = not self.has_uploaded
-        there = f"has uploaded step {found.step} to {self.store}"
+        there = f"has uploaded step {current.step} to {self.store}"
         stays = "Training continues with local snapshots."
-        if found.run_id != self.run_id:
+        if current.run_id != self.run_id:
             if not (is_first and self.takes_over):
                 raise Fenced(
                     f"another run {there}; this one stops uploading. {stays} To take the store "
                     "back, start again with hub.takeover=true; to keep both runs, give one of them "
                     "another store."
                 )
-        elif not self.generation and found.step > step:
+        elif not self.generation and current.step > step:
             raise Fenced(
                 f"another attempt of this run {there}, which this start could not read; this one "
                 f"uploads nothing. {stays} To continue from that step, start again."
             )
-        elif 0 < self.generation < found.generation + (not is_first):
+        elif 0 < self.generation < current.generation + (not is_first):
             raise Fenced(
                 f"another start of this run uploads to {self.store} now, and has uploaded step "
-                f"{found.step}; this one stops uploading. {stays}"
+                f"{current.step}; this one stops uploading. {stays}"
             )
-        self.generation = max(self.generation, found.generation + 1)
+        self.generation = max(self.generation, current.generation + 1)
 
-    def is_stale(self, found: Latest | None, uploaded: Latest | None) -> bool:
+    def is_stale(self, current: Latest | None, uploaded: Latest | None) -> bool:
         """Whether a read shows a state from before this attempt's last upload, if there is one."""
         if uploaded is None:
             return False
-        if found is None or found.generation < self.generation:
+        if current is None or current.generation < self.generation:
             return True
-        return found.attempt_id == self.attempt_id and found.step < uploaded.step
+        return current.attempt_id == self.attempt_id and current.step < uploaded.step

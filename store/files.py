@@ -164,10 +164,10 @@ class Files(Store):
         Where a store keeps one, as one under a retention rule, the rest of its folder stays: of a
         snapshot the manifest goes first, so that no half of it counts.
         """
-        gone, kept = set[str](), set[str]()
+        gone, locked = set[str](), set[str]()
         for path in paths:
             folder = path.rpartition("/")[0]
-            if folder in kept:
+            if folder in locked:
                 continue
             try:
                 with suppress(NoFile):
@@ -176,7 +176,7 @@ class Files(Store):
             except StoreUnreachable:
                 break  # the next upload tries again
             except StoreError as error:
-                kept.add(folder)
+                locked.add(folder)
                 self.note(
                     f"old snapshots still use storage of {self.name}: {error.reason}. Uploads "
                     "continue."
@@ -226,12 +226,12 @@ class Disk(Files):
                 raise error
 
         def sizes() -> dict[str, int]:
-            found = {}
+            sizes_by_path = {}
             for folder, _, names in os.walk(root, onerror=fail, followlinks=True):
                 for path in (Path(folder, name) for name in names):
                     with suppress(FileNotFoundError):
-                        found[path.relative_to(root).as_posix()] = path.stat().st_size
-            return found
+                        sizes_by_path[path.relative_to(root).as_posix()] = path.stat().st_size
+            return sizes_by_path
 
         return self.ask(sizes)
 

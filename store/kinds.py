@@ -66,5 +66,5 @@ def named_store(name: str, timeout: float = 60.0) -> tuple[Store, str] | None:
     """
     if NAMED_FILES.fullmatch(name):
         return open_store(name, timeout), BRANCH
-    found = named_repo(name)
-    return None if found is None else (Hub(found[0], timeout), found[1])
+    repo = named_repo(name)
+    return None if repo is None else (Hub(repo[0], timeout), repo[1])

@@ -96,10 +96,10 @@ def read_latest(file: bytes, name: str) -> Latest:
             f"{LATEST} of {name} has format version {version!r:.40}; this program reads "
             f"version {FORMAT_VERSION}"
         )
-    found: Any = {} if version is None else {key: content.get(key) for key in SHAPE}
-    if not matches(found, SHAPE) or remote_step(found["folder"]) != found["step"]:
+    fields: Any = {} if version is None else {key: content.get(key) for key in SHAPE}
+    if not matches(fields, SHAPE) or remote_step(fields["folder"]) != fields["step"]:
         raise SnapshotError(f"{LATEST} of {name} is not one of this project's")
-    return Latest(**found)
+    return Latest(**fields)
 
 
 def latest_as_bytes(latest: Latest) -> bytes:
@@ -116,8 +116,8 @@ def remote_folder(step_name: str, attempt_id: str) -> str:
 def folders_in(paths: Iterable[str]) -> list[str]:
     """The snapshot folders among the paths of a store that have a manifest, newest first."""
     manifests = (FOLDER.fullmatch(path) for path in paths if path.endswith(f"/{MANIFEST}"))
-    found = [match[1] for match in manifests if match and int(match[2]) <= LARGEST_STEP]
-    return sorted(found, key=lambda folder: (remote_step(folder), folder), reverse=True)
+    folders = [match[1] for match in manifests if match and int(match[2]) <= LARGEST_STEP]
+    return sorted(folders, key=lambda folder: (remote_step(folder), folder), reverse=True)
 
 
 def foreign_file(paths: Collection[str], has_commits: bool = False) -> str | None:
