@@ -33,12 +33,7 @@ from snapshot.disk.folder import (
 from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import NoFile, NoRevision
-from store.latest import (
-    FOLDER,
-    LARGEST_METRICS_BYTES,
-    METRICS,
-    remote_step,
-)
+from store.latest import FOLDER, LARGEST_METRICS_BYTES, METRICS, remote_step
 from store.store import BRANCH, Contents, Store
 
 PARTIAL = f"{TEMPORARY_PREFIX}download"

@@ -22,13 +22,7 @@ from common.hub_client import hub_api
 from common.printable import redact_urls
 from snapshot.disk.folder import flush, sha256_of, write_whole
 from snapshot.errors import SnapshotError
-from store.errors import (
-    NoFile,
-    StoreError,
-    StoreMissing,
-    StoreMoved,
-    StoreUnreachable,
-)
+from store.errors import NoFile, StoreError, StoreMissing, StoreMoved, StoreUnreachable
 from store.latest import LATEST
 from store.store import BRANCH, PREFIX, Addition, Contents, RemoteFile, Store
 

@@ -102,15 +102,14 @@ class Uploader:
 
     def _drop_older(self) -> None:
         """Leave the newest in the queue, what is in flight, milestones and the best snapshot."""
-        *older, newest = self._queue
-        best = -1 if newest.best is None else newest.best.step
+        newest = self._queue[-1]
+        best = None if newest.best is None else newest.best.step
         self._queue = [
-            *(
-                one
-                for one in older
-                if one is self._in_flight or one.step == best or self._target.is_milestone(one.step)
-            ),
-            newest,
+            one
+            for one in self._queue
+            if one in (newest, self._in_flight)
+            or one.step == best
+            or self._target.is_milestone(one.step)
         ]
 
     def pending_folders(self) -> set[Path]:

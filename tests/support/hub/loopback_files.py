@@ -12,14 +12,7 @@ from base64 import b64decode
 from typing import Any
 from urllib.parse import parse_qs, quote
 
-from loopback_repos import (
-    as_date,
-    check_signature,
-    commit_meant,
-    readable,
-    signed,
-    writable,
-)
+from loopback_repos import as_date, check_signature, commit_meant, readable, signed, writable
 from loopback_server import Answer, Call, Refusal, answers, error_answer, json_answer
 from loopback_store import BUCKETS, Bucket, Commit, Entry, Repo, Stored, small
 from loopback_xet import headers_of
