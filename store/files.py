@@ -64,17 +64,13 @@ class Files(Store):
             self.ask(partial(self._fs.rm, self._root, recursive=True))
 
     def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
-        """The present files. The token is the hash of the `latest.json` that is in it."""
+        """The present files."""
         try:
             sizes = self.list_files()
         except NoFile as error:
             raise StoreMissing(f"{self.name} does not exist. Create it.", error.short) from error
         files = {path: RemoteFile(size) for path, size in sorted(sizes.items())}
-        head = Contents(self, "", self.is_private(), files)
-        if LATEST not in files:
-            return head
-        content = self.read(head, LATEST)
-        return replace(head, token=sha256(content).hexdigest()).with_latest(content)
+        return Contents(self, "", self.is_private(), files).with_latest()
 
     def list_files(self) -> dict[str, int]:
         """The sizes of all files by path. Raises NoFile if the store does not exist."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -54,7 +55,7 @@ class Contents:
 
     store: Store
     token: str
-    """Changes when something is published: the commit of a repo."""
+    """Changes when something is published: the commit of a repo; else by `with_latest`."""
     private: bool
     files: Mapping[str, RemoteFile]
     """By path."""
@@ -85,21 +86,21 @@ class Contents:
         newest = "" if self.latest is None else self.latest.folder
         return sorted(folders_in(self.files), key=lambda folder: folder != newest)
 
-    def with_latest(self, content: bytes | None = None) -> Contents:
-        """The same with what latest.json says, whose `content` is read if it is None.
+    def with_latest(self) -> Contents:
+        """The same with what latest.json says; without a token, that is its hash.
 
         Raises StoreError.
         """
         if LATEST not in self.files:
             return self
         try:
-            content = self.store.read(self, LATEST) if content is None else content
+            content = self.store.read(self, LATEST)
             latest = read_latest(content, self.store.name)
         except SnapshotError as error:
-            return replace(self, fault=str(error))
+            return replace(self, token=self.token or str(error), fault=str(error))
         if latest.best_step not in map(remote_step, folders_in(self.files)):  # somebody removed it
             latest = replace(latest, best_step=0, best_loss=None)
-        return replace(self, latest=latest)
+        return replace(self, token=self.token or sha256(content).hexdigest(), latest=latest)
 
     def refusal(self) -> str | None:
         """Why a run may not use the store: it holds something that no run uploaded.

@@ -212,7 +212,7 @@ class Shelf(Store):
             )
             for place in places
         }
-        return Contents(self, str(files.get("latest.json")), True, files).with_latest()
+        return Contents(self, "", True, files).with_latest()
 
     def read_small(self, head: Contents, path: str) -> bytes:
         return (self.root / path).read_bytes()
