@@ -187,7 +187,7 @@ def text_of_run(
 
 def refuse_unopened(named: NamedModel, source: str, remedy: str) -> None:
     """Raise DataError for a run's source that nobody here has named, or that is only a name."""
-    if named.from_store and ADDRESS.match(source):
+    if named.place and ADDRESS.match(source):
         what = f"the run's text is {source}. For safety, an address from a store is not opened"
         raise DataError(f"{what}: {remedy}.")
     if "/" not in source and suffixes(source)[0] != "" and not Path(source).exists():

@@ -34,11 +34,11 @@ from model.frozen import FLOAT32
 from planning.cards import CARDS
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, OFFLOADED, Fit, advise, micro_batch_that_fits, strategies
-from snapshot.base import open_base
 from snapshot.command_line import POSITIVE_INT, bounded
 from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.tensors import snapshot_bytes
 from snapshot.errors import SnapshotError
+from snapshot.named_model import open_base
 from store.errors import StoreError
 from training.distributed.sharing import refuse_shared_matrices, refuse_sharing
 from training.step import freeze

@@ -11,7 +11,7 @@ from huggingface_hub import SpaceCardData
 from snapshot.config_values import value_of
 from snapshot.disk.folder import atomic_folder, expanded
 from snapshot.errors import SnapshotError
-from snapshot.named_model import NamedModel, find_model, write_model
+from snapshot.named_model import NamedModel, find_model
 from store.kinds import named_repo
 
 APP = Path(__file__).with_name("app.py")
@@ -39,7 +39,7 @@ def make_space(source: str, target: str) -> None:
     with atomic_folder(folder.parent, folder.name) as building:
         model = building / "model"
         model.mkdir()
-        write_model(named, model)  # as transformers loads it
+        named.write(model)  # as transformers loads it
         shutil.copyfile(APP, building / APP.name)
         (building / "requirements.txt").write_text(REQUIREMENTS)
         (building / "README.md").write_text(_card(named, source), encoding="utf-8")

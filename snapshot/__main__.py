@@ -33,7 +33,7 @@ from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import atomic_folder, manifest_entries
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.named_model import BASE_HELP, find_model, write_model
+from snapshot.named_model import BASE_HELP, find_model
 from snapshot.source import find
 from store.fetch import NoneWhole
 from store.latest import remote_step
@@ -81,7 +81,7 @@ def _merge(options: argparse.Namespace) -> int:
     if os.path.lexists(folder):
         raise SnapshotError(f"{folder} exists. Name a new folder.")
     with atomic_folder(folder.parent, folder.name) as building:
-        write_model(named, building)
+        named.write(building)
     _show(f"merged    {named.name} and its base, in float32: {folder}")
     return 0
 

@@ -15,10 +15,11 @@ from data.tokenizer import TOKENIZER_FILES, refuse_larger_than
 from data.tokenizer_files import GENERATION
 from model.causal_lm import CODE_KEYS
 from model.family import ModelConfig
+from model.layout import Shape, Stored
 from snapshot.config_values import value_of
 from snapshot.disk.folder import read_json, readable, verify
-from snapshot.disk.load import TensorReader
-from snapshot.disk.model import MOMENTS, layout_for, model_of, prefix_of, read_config
+from snapshot.disk.load import TensorReader, files_of
+from snapshot.disk.model import CONFIG, MOMENTS, WHOLE, layout_for, model_of, prefix_of, read_config
 from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensors import empty_moments, parts_of_moments, shapes_of, written_as
 from snapshot.errors import SnapshotError
@@ -65,6 +66,45 @@ def check_model(folder: Path) -> ModelConfig:
         weights = written_as(layout_for(config), prefix)
         reader.compare({name: shape for one in weights for name, shape in one.shapes.items()})
     return config
+
+
+def check_weights(folder: Path, key: str, config: ModelConfig) -> None:
+    """Compare names and shapes in the headers of any model's weights with its configuration's.
+
+    `key` is what names it. Raises SnapshotError, with the name, for a tensor that is missing,
+    surplus or of another shape.
+    """
+    try:
+        layout = layout_for(config)
+        with TensorReader(folder, WHOLE) as reader:
+            shapes, found = reader.shapes(), reader.find(layout)
+            for name, parameter in layout.parameters().items():
+                if name not in found:
+                    raise SnapshotError(f"it lacks {name}")
+                there, needed = found[name].shape_of(shapes), tuple(parameter.shape)
+                if there != needed:
+                    raise SnapshotError(
+                        f"{name} has the shape {list(there)}, its config says {list(needed)}"
+                    )
+            used = {one for stored in found.values() for one in stored.names}
+            embedding = found[layout.embedding_name()].names[0]
+            for name in shapes.keys() - used:  # constants, or copies of the embedding
+                if shapes[name] == shapes[embedding]:
+                    _refuse_own_output(reader, name, embedding, shapes[name])
+    except SnapshotError as error:
+        files = ", ".join(sorted(path.name for path in files_of(folder, WHOLE))[:2])
+        raise SnapshotError(f"{key}: {files or 'its weights'}: {error}.") from error
+
+
+def _refuse_own_output(reader: TensorReader, output: str, embedding: str, shape: Shape) -> None:
+    """Raise SnapshotError for an output layer of its own, although the config ties it."""
+    everything = tuple(map(slice, shape))
+    own, tied = (reader.read(Stored((name,)), shape, everything) for name in (output, embedding))
+    if own.dtype != tied.dtype or not own.equal(tied):
+        raise SnapshotError(
+            f"{output} differs from {embedding}, to which {CONFIG} ties it. Set "
+            "tie_word_embeddings to false there"
+        )
 
 
 def _check_tokenizer(folder: Path, vocab_size: int) -> None:

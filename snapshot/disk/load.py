@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from model.layout import Layout, Shape, Stored, stored_under
 from model.sharded import local_part, slices_of
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
-from snapshot.disk.folder import FILE_NAME, LARGEST_JSON_BYTES, matches, read_json
+from snapshot.disk.folder import FILE_NAME, LARGEST_JSON_BYTES, matches, read_json, readable
 from snapshot.disk.model import ADAPTERS, MOMENTS, WHOLE, model_errors, prefix_of
 from snapshot.disk.state import read_state
 from snapshot.disk.tensors import empty_moments, parts_of_moments
@@ -27,6 +28,8 @@ from snapshot.errors import SnapshotError
 FLOATS = ("F64", "F32", "BF16", "F16")
 """The types that a parameter may have in a file. Masks of older files have others."""
 LFS_POINTER = b"version https://git-lfs"
+SAMPLES, SAMPLE_BYTES = 64, 4096
+"""Of each file with weights, in `digest_of`."""
 
 
 def open_tensors(path: Path) -> Any:
@@ -69,6 +72,24 @@ def files_of(folder: Path, prefix: str) -> dict[Path, set[str] | None]:
     if extra := sorted(there - listed):
         raise SnapshotError(f"{extra[0]} is not among the files that {index.name} names")
     return {path: {name for name in file_of if file_of[name] == path.name} for path in listed}
+
+
+def digest_of(folder: Path) -> str:
+    """A hash of samples of a model's weights, which tells it from any other one in no time.
+
+    It takes the names and sizes of the files, and parts from all over them: training changes nearly
+    every number. Raises SnapshotError for files that cannot be read.
+    """
+    digest = hashlib.sha256()
+    with readable(folder):
+        for path in sorted(files_of(folder, WHOLE)):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}".encode())
+            with open(path, "rb") as opened:
+                for i in range(SAMPLES):
+                    opened.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+                    digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 class TensorReader:

@@ -77,7 +77,7 @@ class RunState:
     base_config: Annotated[dict[str, Any] | None, (None, dict)] = None
     """Its config.json, of a run that trains adapters; other snapshots have a config.json."""
     base_digest: Annotated[str | None, TEXT] = None
-    """`snapshot.base.digest_of` its weights, of a run that trains adapters."""
+    """`snapshot.disk.load.digest_of` its weights, of a run that trains adapters."""
     stream: Annotated[list[dict[str, Any]] | None, (None, [SOURCE])] = None
     """Of each source of a streamed text: source, revision, epoch, window, row, token, blocks."""
 

@@ -18,12 +18,12 @@ from model.family import parameter_count
 from model.generate import generate
 from model.gpt import GPTConfig
 from small_snapshots import state_at
-from snapshot.base import open_base
 from snapshot.disk.folder import read_json
 from snapshot.disk.model import check_described, layout_for, model_config
 from snapshot.disk.save import Snapshot
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
+from snapshot.named_model import open_base
 from training.run.session import Session
 from training.step import make_optimizer
 

@@ -18,9 +18,10 @@ from config.schema import ConfigError
 from data.errors import DataError
 from data.subwords import tokenizer_of
 from model.causal_lm import CausalLMConfig
-from snapshot.base import check_weights, open_base
+from snapshot.disk.checking import check_weights
 from snapshot.disk.model import check_described, layout_for
 from snapshot.errors import SnapshotError
+from snapshot.named_model import open_base
 from snapshot.start import Start
 from training.run.text import tokenizer_of_run
 
@@ -75,7 +76,7 @@ def refusal(folder) -> str:
 
     def check() -> None:
         base = open_base("model.pretrained", str(folder), 5.0)
-        check_weights(base, base.config(0.0, False))
+        check_weights(base.folder, base.key, base.config())
 
     with pytest.raises(SnapshotError) as refused:
         check()

@@ -13,13 +13,12 @@ import hubs
 import runs
 from model.lora import Lora
 from sealed import seal
-from snapshot.base import open_base_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import read_json
 from snapshot.disk.model import read_adapters
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.named_model import find_model
+from snapshot.named_model import find_model, open_base_of
 
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
 

@@ -24,15 +24,11 @@ from model.gpt import GPT2
 from model.layout import ModelError
 from model.lora import Lora
 from model.new_weights import draw
-from snapshot.base import Base, check_weights, digest_of, open_base, open_base_of
-from snapshot.disk.load import TensorReader, restore, restore_weights
-from snapshot.disk.model import (
-    WHOLE,
-    Adapters,
-    model_errors,
-    read_adapters,
-)
+from snapshot.disk.checking import check_weights
+from snapshot.disk.load import TensorReader, digest_of, restore, restore_weights
+from snapshot.disk.model import WHOLE, Adapters, model_errors, read_adapters
 from snapshot.disk.state import RunState
+from snapshot.named_model import NamedModel, open_base, open_base_of
 from snapshot.start import Start
 from training.distributed.processes import (
     decided_by_main,
@@ -60,17 +56,17 @@ def find_pretrained(
         return None
     key, value = named
     timeout, has_weights = config.hub.timeout_seconds, key == "model.pretrained"
-    on_main: list[Base] = []
+    on_main: list[NamedModel] = []
 
     def choose() -> str:
         on_main.append(open_base(key, value, timeout, has_weights))
         return on_main[0].place or on_main[0].name
 
-    def open_here() -> Base:
+    def open_here() -> NamedModel:
         return on_main[0] if on_main else open_base(key, chosen, timeout, has_weights)
 
     if start.folder is not None:
-        base = Base(f"{key}={value}", start.folder)
+        base = NamedModel(f"{key}={value}", start.folder)
     else:
         chosen = decided_by_main(accelerator, choose)
         base = replace(local_main_first(accelerator, open_here), key=f"{key}={value}")
@@ -89,7 +85,7 @@ def find_pretrained(
 class PretrainedModel:
     """The model that `model.pretrained` or `model.architecture` names."""
 
-    def __init__(self, accelerator: Accelerator, config: Config, base: Base) -> None:
+    def __init__(self, accelerator: Accelerator, config: Config, base: NamedModel) -> None:
         self.base = base
         self.adapters: Adapters | None = None
         """What snapshots say of the base, if they hold adapters."""
@@ -118,7 +114,7 @@ class PretrainedModel:
         if start.folder is None and keys.pretrained is not None:
             here = accelerator.is_local_main_process
             self.weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
-            run_on_main(accelerator, lambda: check_weights(base, sizes))
+            run_on_main(accelerator, lambda: check_weights(base.folder, base.key, sizes))
         try:
             model = build_empty(replace(sizes, lora=lora_of(keys)))
         except ModelError as error:

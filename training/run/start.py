@@ -16,13 +16,13 @@ from config.stored import as_plain
 from data.corpus import Corpus
 from data.public_names import public_name
 from model.frozen import AUTO, FLOAT32
-from snapshot.base import Base
 from snapshot.config_values import as_argument, value_of
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import manifest_sha256, prune, remove_leftovers, snapshots_in, step_of
 from snapshot.disk.model import trains_adapters
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import OtherRun, SnapshotError
+from snapshot.named_model import NamedModel
 from snapshot.source import find
 from snapshot.start import Start, choose_start
 from training.distributed.launcher import is_one_machine
@@ -123,7 +123,7 @@ def remove_downloads(config: Config, lock: RunLock) -> None:
 
 
 def state_at(
-    start: Start, config: Config, corpus: Corpus, computed_on: str, base: Base | None
+    start: Start, config: Config, corpus: Corpus, computed_on: str, base: NamedModel | None
 ) -> RunState:
     """The run's state at the start of this attempt, with its configuration and machine."""
     plain, facts, state = as_plain(config), data_facts(corpus), start.state

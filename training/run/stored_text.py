@@ -38,7 +38,7 @@ def stored_config(named: NamedModel) -> Config | None:
     if named.state is None:
         return None
     sections = named.state.config
-    if not named.from_store:
+    if not named.place:
         path = named.folder.absolute().parent.parent / CONFIG_FILE
         sections = _with_folders(sections, path)
     stored: dict[str, dict[str, Any]] = {}

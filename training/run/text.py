@@ -22,8 +22,8 @@ from data.reading.groups import Listing
 from data.streaming.streamed import StreamedText, list_stream, open_stream
 from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size, lacks_file
 from data.tokenizer_files import end_ids
-from snapshot.base import Base, open_tokenizer
 from snapshot.disk.state import RunState
+from snapshot.named_model import NamedModel, open_tokenizer
 from snapshot.start import Start
 from training.distributed.launcher import is_one_machine
 from training.distributed.processes import (
@@ -100,7 +100,7 @@ def revisions_of(data: DataConfig, state: RunState | None) -> list[str | None]:
     return [None] * len(names)
 
 
-def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | Path:
+def tokenizer_of_run(config: Config, start: Start, base: NamedModel | None) -> str | Path:
     """The tokenizer as `prepare_corpus` takes it: char, bpe:<size>, or a folder on this machine.
 
     `base` is the model that the run begins from. One of a repo is downloaded. Raises DataError for

@@ -89,7 +89,7 @@ def test_a_full_disk_leaves_no_half_of_a_space(finished_run, tmp_path, monkeypat
     def fail(*_) -> None:
         raise OSError(28, "No space left on device", "model.safetensors")
 
-    monkeypatch.setattr("browser.space.write_model", fail)
+    monkeypatch.setattr("snapshot.named_model.NamedModel.write", fail)
     assert main(["space", str(finished_run), "--to", str(tmp_path / "space")]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from data.errors import DataError
 from data.messages import Conversation
 from data.subwords import load_tokenizer, tokenizer_of
 from data.tokenizer_files import folder_key
-from snapshot.base import open_tokenizer
+from snapshot.named_model import open_tokenizer
 from subword_folders import trained
 from texts import tokens_of
 

@@ -12,11 +12,11 @@ import families
 import hubs
 import runs
 from model.lora import Lora
-from snapshot.base import digest_of, open_base, open_base_of
 from snapshot.disk.folder import manifest_sha256
+from snapshot.disk.load import digest_of
 from snapshot.disk.model import Adapters
 from snapshot.errors import SnapshotError
-from snapshot.named_model import find_model
+from snapshot.named_model import find_model, open_base, open_base_of
 from snapshot.source import find
 from snapshot.start import choose_start
 from store.errors import StoreRefused, StoreUnreachable
@@ -87,7 +87,7 @@ def test_the_base_of_adapters_is_what_the_user_names(tmp_path, monkeypatch, name
         raise SnapshotError("the repo")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("snapshot.base.find", ask)
+    monkeypatch.setattr("snapshot.named_model.find", ask)
     folder = families.make("llama", Path("me/base"))
     adapters = Adapters(LORA, "me/base", "0" * 40, transposed=False)
     open_named = partial(open_base_of, adapters, where=Path("snap"), timeout=5.0, named=name)
