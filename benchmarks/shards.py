@@ -128,7 +128,7 @@ class Bench:
             optimizer,
             CharTokenizer("abc").save,
             piece_bytes=self.config.snapshot.piece_bytes,
-            writers=Writers(self.is_main) if way == "gathered" else self.writers,
+            writers=Writers(self.writers.rank) if way == "gathered" else self.writers,
         )
         room = self.room if way == "copies" else 0
         thread = Thread(target=snapshot.write, args=(lambda: room,))

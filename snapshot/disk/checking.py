@@ -21,7 +21,7 @@ from snapshot.disk.folder import read_json, readable, verify
 from snapshot.disk.load import TensorReader, files_of
 from snapshot.disk.model import CONFIG, MOMENTS, WHOLE, layout_for, model_of, prefix_of, read_config
 from snapshot.disk.state import RunState, read_state
-from snapshot.disk.tensors import empty_moments, parts_of_moments, shapes_of, written_as
+from snapshot.disk.tensors import empty_moments, parts_of_moments, parts_of_weights, shapes_of
 from snapshot.errors import SnapshotError
 
 LARGEST_TOKENIZER_BYTES = 64 << 20
@@ -63,8 +63,7 @@ def check_model(folder: Path) -> ModelConfig:
         if config.n_layer > (stored := len(reader.files)):
             # Building the layers would take as long as its author likes.
             raise SnapshotError(f"{where} has {config.n_layer:,} layers for {stored} tensors")
-        weights = written_as(layout_for(config), prefix)
-        reader.compare({name: shape for one in weights for name, shape in one.shapes.items()})
+        reader.compare(shapes_of(parts_of_weights(layout_for(config), prefix)))
     return config
 
 

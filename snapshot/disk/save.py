@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -56,26 +56,31 @@ NOT_FINITE, OTHER = 1 << 20, 1 << 21
 class Writers:
     """Who writes, as one process sees it."""
 
-    is_main: bool = True
     rank: int = 0
     group: Any = None
     """The group of all processes, each of which writes what it holds; None: the main process
     gathers and writes everything."""
 
     @property
+    def is_main(self) -> bool:
+        """Whether this is the main process, which writes what is not shared."""
+        return self.rank == 0
+
+    @property
     def count(self) -> int:
         """How many processes write."""
         return 1 if self.group is None else self.group.size()
 
-    def on_all(self, work: Callable[[], object]) -> None:
-        """Run `work()` on each process that writes. If it fails on one, it fails on all.
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails in this block on one process that writes fails on all.
 
-        Each must call this in the same thread, in the same order. A full disk or a number that is
+        Each must enter it in the same thread, in the same order. A full disk or a number that is
         not finite is the same error everywhere, anything else an OSError.
         """
         error = None
         try:
-            work()
+            yield
         except Exception as raised:
             error = raised
         code = OTHER if error is not None else 0
@@ -148,20 +153,22 @@ class Snapshot:
         something else than a reader expects.
         """
         reshard(model)
-        layout = model.layout()
-        weights = parts_of_weights(layout, WHOLE if adapters is None else ADAPTERS)
+        layout, prefix = model.layout(), WHOLE if adapters is None else ADAPTERS
+        weights = parts_of_weights(layout, prefix)
         refuse_other_moments(layout, optimizer, value_of(state.config, "optim.name"))
         moments = parts_of_moments(layout, optimizer.state)
-        plans = {MOMENTS: plan_files(shapes_of(moments), MOMENTS, piece_bytes)}
+        most_bytes = piece_bytes if adapters is None else sys.maxsize  # peft reads a single file
+        plans = {
+            prefix: plan_files(shapes_of(weights), prefix, most_bytes),
+            MOMENTS: plan_files(shapes_of(moments), MOMENTS, piece_bytes),
+        }
         self._contents: dict[str, Any] = {
             STATE: {"format_version": FORMAT_VERSION, **asdict(state)}
         }
         if adapters is None:
             self._contents[CONFIG] = model.config.config_json(end_of_text)
-            plans[WHOLE] = plan_files(shapes_of(weights), WHOLE, piece_bytes)
-        else:  # peft reads a single file
+        else:
             self._contents[ADAPTER_CONFIG] = adapters.content()
-            plans[ADAPTERS] = plan_files(shapes_of(weights), ADAPTERS, sys.maxsize)
         self._save_rest, self._writers = save_rest, writers or Writers()
         self._place, self._stack = root / folder_name(state.step), ExitStack()
         self._folder = self._place  # until its temporary name is known
@@ -206,15 +213,15 @@ class Snapshot:
         try:
             with self._stack:
                 if writers.group is not None or writers.is_main:
-                    number = int(self._folder.name[-8:], 16) if writers.is_main else 0
-                    number = int(writers.largest(torch.tensor(number)))
-                    self._folder = self._place.with_name(temporary_name(self._place.name, number))
-                    writers.on_all(lambda: self._copy_parts(room))
-                    writers.on_all(self._write_parts)
-                    digests = torch.zeros(len(self._files), SHA256_BYTES, dtype=torch.uint8)
-                    writers.on_all(lambda: self._hash(digests))
-                    for file, row in zip(self._files, writers.largest(digests), strict=True):
-                        self._digests[file.name] = bytes(row.tolist()).hex()
+                    self._agree_on_folder()
+                    with writers.together():
+                        self._copy_parts(room())
+                        while self._parts:  # a copy is freed at once
+                            self._parts.popleft().write(self._folder, self._file_of)
+                        self._released.set()
+                        if writers.group is not None:  # another, on any machine, reads it
+                            flush(self._folder / file.name for file in self._files)
+                    self._hash()
                 if writers.is_main:
                     self._save_rest(self._folder)
                     self._contents[STATE]["versions"] = versions()
@@ -232,25 +239,29 @@ class Snapshot:
         """
         self._released.wait()
 
-    def _copy_parts(self, room: Callable[[], int]) -> None:
-        if self._fault is not None:
-            raise self._fault
-        if sum(part.bytes_of_copy for part in self._parts) > room():
-            return
-        with suppress(RuntimeError, MemoryError):  # the system does not give as much memory
-            self._parts = deque([part.copied() for part in self._parts])
-            self._released.set()
+    def _agree_on_folder(self) -> None:
+        """Raise the main process's fault so far on all, or tell them its temporary folder."""
+        with self._writers.together():
+            if self._fault is not None:
+                raise self._fault
+        number = int(self._folder.name[-8:], 16) if self._writers.is_main else 0
+        number = int(self._writers.largest(torch.tensor(number)))
+        self._folder = self._place.with_name(temporary_name(self._place.name, number))
 
-    def _write_parts(self) -> None:
-        while self._parts:
-            self._parts.popleft().write(self._folder, self._file_of)  # a copy is freed at once
-        self._released.set()
-        if self._writers.group is not None:  # another, perhaps on another machine, reads it
-            flush(self._folder / file.name for file in self._files)
+    def _copy_parts(self, room: int) -> None:
+        """Copy what this process writes, if it fits, and let an update go."""
+        if sum(part.bytes_of_copy for part in self._parts) <= room:
+            with suppress(RuntimeError, MemoryError):  # the system does not give as much memory
+                self._parts = deque([part.copied() for part in self._parts])
+                self._released.set()
 
-    def _hash(self, digests: Tensor) -> None:
-        """Fill in the digests of this process's share of the files, when all have written."""
+    def _hash(self) -> None:
+        """Hash the files, which all have written: each process its share."""
+        writers, digests = self._writers, torch.zeros(len(self._files), SHA256_BYTES).byte()
         largest_first = sorted(range(len(self._files)), key=lambda i: -self._files[i].size)
-        for i in largest_first[self._writers.rank :: self._writers.count]:
-            digest = bytes.fromhex(sha256_of(self._folder / self._files[i].name))
-            digests[i] = torch.tensor(list(digest), dtype=torch.uint8)
+        with writers.together():
+            for i in largest_first[writers.rank :: writers.count]:
+                digest = bytes.fromhex(sha256_of(self._folder / self._files[i].name))
+                digests[i] = torch.tensor(list(digest), dtype=torch.uint8)
+        for file, row in zip(self._files, writers.largest(digests), strict=True):
+            self._digests[file.name] = bytes(row.tolist()).hex()

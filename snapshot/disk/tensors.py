@@ -31,8 +31,16 @@ class Part:
     """Parameters, or what the optimizer keeps of one, by name: those of training, or copies."""
     written: Written
     """What the files hold of them, by name."""
-    slices: Slices | None = None
-    """Which slices of the tensor in the file a copy holds."""
+    slices: Slices | None
+    """Which slices of the one tensor in the file this process holds; None for all of it."""
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], written: Written) -> Part:
+        """What this process holds of tensors that may be sharded."""
+        if written.convert is not None:
+            return cls(tensors, written, None)
+        (tensor,) = tensors.values()
+        return cls(tensors, written, slices_of(tensor)[:: -1 if written.transposed else 1])
 
     @property
     def is_sharded(self) -> bool:
@@ -52,7 +60,8 @@ class Part:
 
     def whole(self) -> Part:
         """All of it, gathered. Every process must call this, in the same order."""
-        return replace(self, tensors={name: gather_full(one) for name, one in self.tensors.items()})
+        tensors = {name: gather_full(one) for name, one in self.tensors.items()}
+        return replace(self, tensors=tensors, slices=None)
 
     def copied(self) -> Part:
         """A copy of what this process holds, in the CPU's memory, pinned for a GPU's tensors.
@@ -68,8 +77,7 @@ class Part:
                 block = torch.from_numpy(np.empty(held.nbytes, np.uint8))
                 memory = block.view(held.dtype).view(held.shape)
             copies[name] = memory.copy_(held)
-        slices = None if self.written.convert is not None else self._slices()
-        return replace(self, tensors=copies, slices=slices)
+        return replace(self, tensors=copies)
 
     def write(self, folder: Path, file_of: Mapping[str, TensorFile]) -> None:
         """Write what this process holds to its files in `folder`. Raises OSError and NumberFault.
@@ -84,30 +92,21 @@ class Part:
             return
         (tensor,), (name,) = tensors.values(), self.written.shapes
         tensor = tensor.t() if self.written.transposed else tensor
-        file_of[name].write(folder, name, tensor, self.slices or self._slices())
-
-    def _slices(self) -> Slices:
-        """Where the shard of the one tensor lies in that of the file."""
-        (tensor,) = self.tensors.values()
-        return slices_of(tensor)[:: -1 if self.written.transposed else 1]
-
-
-def written_as(layout: Layout, prefix: str) -> list[Written]:
-    """What the files of this prefix hold (see snapshot/disk/model.py), in their order."""
-    if prefix == ADAPTERS:
-        shapes = {name: tuple(one.shape) for name, one in layout.adapters().items()}
-        return [Written((name,), {name: shape}) for name, shape in shapes.items()]
-    return layout.written()
+        file_of[name].write(folder, name, tensor, self.slices)
 
 
 def parts_of_weights(layout: Layout, prefix: str) -> list[Part]:
-    """The weights in the files of this prefix, in the order of the files."""
-    parameters = {**layout.parameters(), **layout.adapters()}
-    parts = []
-    for group in written_as(layout, prefix):
-        tensors = {name: parameters[name].detach() for name in group.parameters}
-        parts.append(Part(tensors, group))
-    return parts
+    """The weights in the files of this prefix (see snapshot/disk/model.py), in their order."""
+    if prefix == ADAPTERS:
+        return [
+            Part.of({name: one.detach()}, Written((name,), {name: tuple(one.shape)}))
+            for name, one in layout.adapters().items()
+        ]
+    parameters = layout.parameters()
+    return [
+        Part.of({name: parameters[name].detach() for name in written.parameters}, written)
+        for written in layout.written()
+    ]
 
 
 def empty_moments(
@@ -147,7 +146,7 @@ def parts_of_moments(layout: Layout, state: Mapping[Any, Mapping[str, Tensor]]) 
         for key, value in sorted(state[trained[names[0]]].items()):
             kept = {name: state[trained[name]][key].detach() for name in names}
             transposed = layout.is_transposed(file) and value.dim() == 2
-            parts.append(Part(kept, written_under(f"{file}.{key}", kept, transposed)))
+            parts.append(Part.of(kept, written_under(f"{file}.{key}", kept, transposed)))
     return parts
 
 

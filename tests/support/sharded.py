@@ -30,7 +30,7 @@ def begin_and_gather(root: Path, state, *rest, writers: Writers, **more):
     snapshot = begin(root, state, *rest, writers=writers, **more)
     if what == "twice":
         assert writers.count >= 2
-        alone = Writers(writers.is_main)
+        alone = Writers(writers.rank)
         begin(root.with_name("gathered"), state, *rest, writers=alone, **more).write()
     return snapshot
 

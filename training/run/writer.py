@@ -274,7 +274,7 @@ def writers_of(
     `own_disks`, or a file system that may mix what they write. Without an answer for so many
     seconds a process counts as gone.
     """
-    alone = Writers(accelerator.is_main_process, accelerator.process_index)
+    alone = Writers(accelerator.process_index)
     if not any(map(is_sharded, model.parameters())):
         return alone
     cannot_share = not is_one_machine() and (own_disks or not is_coherent(root))

@@ -77,9 +77,7 @@ def test_what_is_imported_is_declared(file, is_meant):
 
 def test_our_own_gpt_needs_no_transformers():
     """What is not in requirements.txt is imported only for a model of the Hub."""
-    code = (
-        "import sys, train, sample; sys.exit('transformers' in sys.modules)"
-    )
+    code = "import sys, train, sample; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -194,19 +194,17 @@ def test_a_failure_lets_the_update_go(tmp_path, monkeypatch, copies):
 def test_an_error_of_one_process_is_that_of_all(monkeypatch, error, kind, elsewhere):
     sent = []
 
-    def fail() -> None:
-        raise error
-
     monkeypatch.setattr(Writers, "largest", lambda _, here: sent.append(here) or max(sent))
-    one, other = (Writers(rank == 0, rank, "group") for rank in (0, 1))
-    with pytest.raises(type(error)) as own:
-        other.on_all(fail)
+    one, other = (Writers(rank, "group") for rank in (0, 1))
+    with pytest.raises(type(error)) as own, other.together():
+        raise error
     assert own.value is error
-    with pytest.raises(kind, match=elsewhere) as here:
-        one.on_all(lambda: 0)
+    with pytest.raises(kind, match=elsewhere) as here, one.together():
+        pass
     assert getattr(here.value, "errno", None) == getattr(error, "errno", None)
     sent.clear()
-    one.on_all(lambda: 0)
+    with one.together():
+        pass
 
 
 @pytest.mark.parametrize(
