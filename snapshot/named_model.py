@@ -25,7 +25,7 @@ from model.families import ARCHITECTURES, build_empty
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.disk.checking import check_weights
-from snapshot.disk.folder import MANIFEST, expanded, names_in, visible, write_json
+from snapshot.disk.folder import expanded, names_in, visible, write_json
 from snapshot.disk.load import digest_of, restore_weights
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
@@ -173,10 +173,7 @@ def find_model(name: str, base: str | None = None) -> NamedModel:
     StoreError if a store cannot be reached.
     """
     key, source = f"model={name}", find(name, any_model=True)
-    names = source.names()
-    # A folder without config.json is no model: `fetch` says what is wrong.
-    is_local = source.contents is None
-    if source.is_run or (is_local and (MANIFEST in names or CONFIG not in names)):
+    if source.has_snapshots:
         found = source.fetch(wanted=INFERENCE)
         adapters, state = read_adapters(found.path), read_state(found.path)
         place = "" if found.contents is None else found.contents.pinned(found.folder)
@@ -209,7 +206,7 @@ def open_tokenizer(value: str, timeout: float) -> Path:
     named = f"data.tokenizer={value}"
     with naming(named):
         source = find(value, timeout, any_model=True)
-        contents = None if source.is_run else source.contents
+        contents = None if source.has_snapshots else source.contents
         if contents is not None and TOKENIZER_FILES[0] not in contents.files:
             raise SnapshotError(lacks_file(named, contents.store.name))
         return source.fetch_model(SMALL).path
@@ -220,15 +217,16 @@ def base_of(named: str, source: Source, with_weights: bool = True) -> NamedModel
 
     Raises SnapshotError for what is no model, StoreError for a failed download.
     """
-    if not source.is_run:  # there may be nothing to download
+    is_run = source.has_snapshots
+    if not is_run:  # there may be nothing to download
         _refuse_other_files(named, source.names(), with_weights)
     found = source.fetch_model(SMALL)
-    if source.is_run:
+    if is_run:
         _refuse_other_files(named, names_in(found.path), with_weights=False)
     if (contents := found.contents) is None:
         return NamedModel(named, found.path)
     work: Callable[[], object] = partial(source.fetch_model, INFERENCE)
-    if source.is_run:  # that snapshot, whatever the run uploads meanwhile
+    if is_run:  # that snapshot, whatever the run uploads meanwhile
         work = partial(with_retries, partial(fetch, contents, found.folder, None, INFERENCE))
     return NamedModel(named, found.path, contents.pinned(found.folder).rstrip("@"), work)
 

@@ -19,6 +19,7 @@ from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import CHAT_TEMPLATE, CONFIG, GENERATION, MORE_TEMPLATES
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
+    MANIFEST,
     expanded,
     names_in,
     newest_verified,
@@ -61,11 +62,11 @@ class Source:
     contents: Contents | None = None
 
     @property
-    def is_run(self) -> bool:
-        """Whether snapshots of a run are in it."""
+    def has_snapshots(self) -> bool:
+        """Whether it is a run or a snapshot, and no other model."""
         if self.contents is not None:
             return bool(self.contents.folders())
-        return self.folders() != [self.path]
+        return self.folders() != [self.path] or MANIFEST in self.names()
 
     def names(self) -> Collection[str]:
         """The paths of its files in the store, or the names of those in the folder."""
@@ -102,7 +103,7 @@ class Source:
         `wanted` is SMALL for configuration and tokenizer, or INFERENCE. Raises SnapshotError if
         there is none or a file is damaged, and StoreError.
         """
-        if self.is_run:
+        if self.has_snapshots:
             return self.fetch(wanted=wanted)
         if self.contents is None:
             return Fetched(self.path or Path())

@@ -20,7 +20,6 @@ from snapshot.disk.folder import (
     remove_leftovers,
     snapshot_folders,
     snapshots_in,
-    step_of,
 )
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
@@ -115,9 +114,7 @@ def choose_start(
     # If an earlier attempt of this command began there, the named snapshot may be gone.
     began_from = None if start.state is None else value_of(start.state.config, "snapshot.resume")
     if resume != "auto" and began_from != public_resume(resume):
-        with naming(f"snapshot.resume={resume}", NAME_ANOTHER):
-            found = find(resume, timeout).fetch(root / ORIGIN, refuse=refuse)
-        start = _branch(start, found, run_dir, resume)
+        start = _start_of_another(start, run_dir, resume, timeout, refuse)
     if start.state is not None:
         refuse(start.state)
     return start
@@ -281,24 +278,24 @@ def _at(found: Fetched, reason: str) -> Start:
     return start.skipping(found.faults)
 
 
-def _branch(own: Start, found: Fetched, run_dir: Path, resume: str) -> Start:
-    """A new run from a named snapshot, or this run's newest if that started from it before.
-
-    Raises SnapshotError if the run has other snapshots.
-    """
-    origin = manifest_sha256(found.path)
-    if own.folder is None or own.state is None:
-        where = resume if found.contents else found.path
-        named = _at(found, f"{where}, step {step_of(found.path)}, as snapshot.resume asks")
-        assert named.state is not None
-        named.state.origin, named.state.run_id = origin, uuid.uuid4().hex
-        return replace(named, warnings=own.warnings + named.warnings, contents=own.contents)
-    if own.state.origin == origin or manifest_sha256(own.folder) == origin:
-        return own
-    store = "" if own.contents is None else f" and its store {own.contents.store.name}"
-    raise SnapshotError(
-        f"snapshot.resume={resume}, but {run_dir}{store} has snapshots already, up to step "
-        f"{own.state.step}. To start a new run there, give it another run.name (and run.dir and "
-        "store, if they are set). To return to that step, leave snapshot.resume out and remove the "
-        "newer snapshots."
+def _start_of_another(
+    own: Start, run_dir: Path, resume: str, timeout: float, refuse: StateCheck
+) -> Start:
+    """The start of a new run at a named snapshot. Raises SnapshotError if the run has its own."""
+    if own.state is not None:
+        store = "" if own.contents is None else f" and its store {own.contents.store.name}"
+        raise SnapshotError(
+            f"snapshot.resume={resume}, but {run_dir}{store} has snapshots already, up to step "
+            f"{own.state.step}. To continue from there, leave snapshot.resume out. To start a new "
+            "run, give it another run.name (and run.dir and store, if they are set). To return to "
+            "that step, leave snapshot.resume out and remove the newer snapshots."
+        )
+    with naming(f"snapshot.resume={resume}", NAME_ANOTHER):
+        found = find(resume, timeout).fetch(snapshots_in(run_dir) / ORIGIN, refuse=refuse)
+    state = read_state(found.path)
+    where = resume if found.contents else found.path
+    named = _at(found, f"{where}, step {state.step}, as snapshot.resume asks")
+    state.origin, state.run_id = manifest_sha256(found.path), uuid.uuid4().hex
+    return replace(
+        named, state=state, warnings=own.warnings + named.warnings, contents=own.contents
     )
