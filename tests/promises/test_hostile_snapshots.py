@@ -7,7 +7,6 @@ give it away. Damage by chance: test_whole_snapshots.py.
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -33,11 +32,9 @@ from snapshot.disk.save import Snapshot
 from snapshot.errors import SnapshotError
 from subword_folders import trained
 
-FEW, ALL = 150, 10_000
 STEP = 12
-SCALER = torch.amp.GradScaler("cpu").state_dict()
-WEIGHTS = "model.safetensors"
-JSON_FILES = ("config.json", "state.json", "tokenizer.json", "tokenizer_config.json")
+WEIGHTS, MOMENTS = "model.safetensors", "optimizer.safetensors"
+JSON_FILES = (MANIFEST, "config.json", "state.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def good_snapshot(root: Path, model, tokenizer, piece: int = 10**9) -> Path:
@@ -46,9 +43,8 @@ def good_snapshot(root: Path, model, tokenizer, piece: int = 10**9) -> Path:
     model(ids, ids).backward()
     for _ in range(STEP):
         optimizer.step()
-    data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": 5}
-    state = state_at(STEP, data)
-    state.loss_scaler = SCALER
+    state = state_at(STEP)
+    state.loss_scaler = torch.amp.GradScaler("cpu").state_dict()
     return Snapshot(root, state, model, optimizer, tokenizer.save, piece_bytes=piece).write()
 
 
@@ -115,7 +111,7 @@ OF_A_HEADER: Rows = {
 BY_BASE: dict[str, dict[str, Rows]] = {
     "gpt": {
         WEIGHTS: OF_A_HEADER,
-        "optimizer.safetensors": OF_A_HEADER,
+        MOMENTS: OF_A_HEADER,
         "config.json": {
             (key,): SIZES for key in ("vocab_size", "n_positions", "n_layer", "n_embd", "n_head")
         },
@@ -174,30 +170,26 @@ BY_BASE: dict[str, dict[str, Rows]] = {
 }
 
 
+Damage = Callable[[Random, Path], object]
+"""Returns False if it has changed nothing."""
+
+
 def rewrite(file: str, way: tuple, value: Any, rng: Random, folder: Path) -> bool:
-    """Change one entry, and make the manifest fit. False if the value was there already."""
+    """Change one entry of JSON, or of a safetensors header."""
     path = folder / file
     header, body = read_parts(path) if path.suffix == ".safetensors" else (None, b"")
     content = json.loads(path.read_text()) if header is None else header
-    entry, as_it_was = content, repr(content)
-    *before, last = [key if key is not ANY else None for key in way]
-    for key in before:
-        entry = entry[some_key(rng, entry) if key is None else key]
-    last = some_key(rng, entry) if last is None else last
+    entry, as_it_was, keys = content, repr(content), []
+    for key in way:
+        entry = content if not keys else entry[keys[-1]]
+        keys.append(some_key(rng, entry) if key is ANY else key)
     if value is GONE:
-        del entry[last]
+        del entry[keys[-1]]
     else:
-        entry[last] = value(entry[last]) if callable(value) else value
-    if repr(content) == as_it_was:
-        return False
+        entry[keys[-1]] = value(entry[keys[-1]]) if callable(value) else value
     changed = json.dumps(content)
-    if header is None:
-        path.write_text(changed)
-    else:
-        write_parts(path, changed.encode(), body)
-    if file != MANIFEST:
-        seal(folder)
-    return True
+    path.write_text(changed) if header is None else write_parts(path, changed.encode(), body)
+    return repr(content) != as_it_was
 
 
 def some_key(rng: Random, entries: list | dict) -> Any:
@@ -219,110 +211,73 @@ def write_parts(path: Path, header: bytes, body: bytes, length: int | None = Non
 
 # What somebody hostile does to whole files.
 
+FILES = [b"<html>not found</html>", b"version https://git-lfs.github.com/spec/v1\noid", b""]
+FILES += [b"\x80\x04pickle", b"\xff\xfe{}", Random(1).randbytes(1000)]
+BOMBS = [*FILES, b"[" * 100_000, b'{"a":' * 90_000 + b"1" + b"}" * 90_000, b"9" * 100_000]
+BOMBS += [b'"' + b"a" * (65 << 20) + b'"', b"[" + b'{"":0},' * 450_000 + b"0]", b"null", b"[]"]
+HEADERS = [b"[]", b"{}", b"{" + b" " * (5 << 20) + b"}", b"[" * 100_000, Random(2).randbytes(100)]
+PARTS: list[Callable[[bytes, bytes], tuple]] = [
+    *(lambda header, body, other=other: (other, body) for other in HEADERS),
+    *(lambda header, body, length=length: (header, body, length) for length in (0, 20, 2**63)),
+    lambda header, body: (header, body + b"more"),
+    lambda header, body: (header, body[:-4]),
+]
+"""Another header, or body, or length of the header."""
 
-def some_file(rng: Random, folder: Path, pattern: str) -> Path:
-    return rng.choice(sorted(folder.glob(pattern)))
+
+def replace_file(file: str, content: bytes, rng: Random, folder: Path) -> None:
+    (folder / file).write_bytes(content)
 
 
-def a_piece_is_gone_or_too_much(rng: Random, folder: Path) -> None:
-    path = some_file(rng, folder, "*.safetensors")
+def replace_parts(file: str, change: Callable, rng: Random, folder: Path) -> None:
+    header, body = read_parts(folder / file)
+    write_parts(folder / file, *change(json.dumps(header).encode(), body))
+
+
+def lose_or_copy_a_piece(rng: Random, folder: Path) -> None:
+    path = rng.choice(sorted(folder.glob("*.safetensors")))
     more = folder / f"{path.name.split('.')[0]}x.safetensors"
     rng.choice([path.unlink, lambda: shutil.copy(path, more)])()
-    seal(folder)
 
 
-def json_is_a_bomb(rng: Random, folder: Path) -> None:
-    deep = rng.randrange(2_000, 200_000)
-    bombs = [b"[" * deep, b'{"a":' * deep + b"1" + b"}" * deep, b'"' + b"a" * (65 << 20) + b'"']
-    bombs += [b"[" + b'{"":0},' * 450_000 + b"0]", b"9" * 100_000, b"null", b"[]", b""]
-    bombs += [rng.randbytes(1000), b"\xff\xfe{}", b"\x80\x04pickle"]
-    name = rng.choice([MANIFEST, *JSON_FILES])
-    (folder / name).write_bytes(rng.choice(bombs))
-    if name != MANIFEST:
-        seal(folder)
-
-
-def a_header_is_none(rng: Random, folder: Path) -> None:
-    path = some_file(rng, folder, "*.safetensors")
-    header, body = read_parts(path)
-    encoded = json.dumps(header).encode()
-    headers = [b"[]", b"{}", b"{" + b" " * (5 << 20) + b"}", b"[" * 100_000, rng.randbytes(100)]
-    files = [b"<html>not found</html>", b"version https://git-lfs.github.com/spec/v1\noid", b""]
-    rng.choice(
-        [
-            lambda: write_parts(path, rng.choice(headers), body),
-            lambda: write_parts(path, encoded, body, rng.choice([0, len(encoded) - 1, 2**63])),
-            lambda: write_parts(path, encoded, rng.choice([body + b"more", body[:-4]])),
-            lambda: path.write_bytes(rng.choice([*files, rng.randbytes(1000)])),
-        ]
-    )()
-    seal(folder)
-
-
-def a_header_byte_is_another(rng: Random, folder: Path) -> None:
-    path = some_file(rng, folder, "*.safetensors")
+def change_a_byte(rng: Random, folder: Path) -> None:
+    """Of a header."""
+    path = rng.choice(sorted(folder.glob("*.safetensors")))
     content = bytearray(path.read_bytes())
     length = struct.unpack("<Q", content[:8])[0]
     at = rng.choice([at for at in range(8, 8 + length) if content[at] != ord(" ")])
     content[at] = rng.choice([byte for byte in b'abcxyz019{}[]",:' if byte != content[at]])
     path.write_bytes(content)
-    seal(folder)
 
 
-CHANCE: list[Callable[[Random, Path], object]] = [
-    a_piece_is_gone_or_too_much,
-    json_is_a_bomb,
-    a_header_is_none,
-    a_header_byte_is_another,
-]
+def damages(base: str) -> Iterator[tuple[str, Damage]]:
+    """What is done to a file of a snapshot: each row of the tables, and to whole files."""
+    for file, rows in [*BY_BASE[base].items(), *OF_ALL.items()]:
+        for way, values in rows.items():
+            yield from ((file, partial(rewrite, file, way, value)) for value in values)
+    for damage in (change_a_byte, lose_or_copy_a_piece):
+        yield from [("a tensor file", damage)] * 20
+    for file in JSON_FILES if base == "subwords" else ():
+        yield from ((file, partial(replace_file, file, content)) for content in BOMBS)
+    for file in (WEIGHTS, MOMENTS) if base == "gpt" else ():
+        yield from ((file, partial(replace_file, file, content)) for content in FILES)
+        yield from ((file, partial(replace_parts, file, change)) for change in PARTS)
 
 
-def listed() -> Iterator[tuple[str, Callable[[Random, Path], object]]]:
-    """Each value of the tables above, with the snapshot that gets it."""
-    tables = [*BY_BASE.items(), *((base, OF_ALL) for base in ("pieces", "subwords"))]
-    for base, files in tables:
-        for file, rows in files.items():
-            for way, values in rows.items():
-                for value in values:
-                    yield base, partial(rewrite, file, way, value)
-
-
-def numbered(number: int) -> tuple[str, Callable[[Random, Path], object]]:
-    """A case of the tables while there are some, then one by chance."""
-    if number < len(LISTED):
-        return LISTED[number]
-    return Random(-number).choice(sorted(BY_BASE)), CHANCE[number % len(CHANCE)]
-
-
-LISTED = list(listed())
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        range(len(LISTED) + FEW),
-        pytest.param(
-            range(len(LISTED) + FEW, ALL), marks=[pytest.mark.slow, pytest.mark.timeout(1800)]
-        ),
-    ],
-    ids=["few", "all"],
-)
-def test_every_damaged_or_malicious_snapshot_is_refused(bases, tmp_path, numbers):
-    sentences, unchanged = set(), 0
-    for number in numbers:
-        base, mutate = numbered(number)
+@pytest.mark.parametrize("base", BY_BASE)
+def test_every_damaged_or_malicious_snapshot_is_refused(bases, tmp_path, base):
+    rng, unchanged = Random(base), 0
+    for file, damage in damages(base):
         folder = shutil.copytree(bases[base], tmp_path / bases[base].name)
-        if mutate(Random(number), folder) is False:
+        if damage(rng, folder) is False:
             unchanged += 1
         else:
+            if file != MANIFEST:
+                seal(folder)
             sentence = is_refused(folder)
-            sentences.add(sentence.replace(str(folder), "..."))
-            assert 20 < len(sentence) < 1000, (number, mutate, sentence)
+            assert 20 < len(sentence) < 1000, (damage, sentence)
         shutil.rmtree(folder)
-        (tmp_path / "aside").unlink(missing_ok=True)
-    assert unchanged < len(numbers) / 50
-    refused = len(numbers) - unchanged
-    print(f"{refused} snapshots refused in {len(sentences)} different sentences")
+    assert unchanged <= 5
 
 
 def test_any_byte_of_a_tokenizer_may_change(bases, tmp_path):
@@ -331,7 +286,7 @@ def test_any_byte_of_a_tokenizer_may_change(bases, tmp_path):
     path = folder / "tokenizer.json"
     content = path.read_bytes()
     for seed in range(40):
-        chosen, altered = random.Random(seed), bytearray(content)
+        chosen, altered = Random(seed), bytearray(content)
         for _ in range(3):
             altered[chosen.randrange(len(altered))] = chosen.choice(b'abc019{}[]",:\\-')
         path.write_bytes(altered)
