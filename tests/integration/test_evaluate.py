@@ -269,7 +269,7 @@ def test_mistakes_are_sentences(
     has_changed = changed(finished_run, tmp_path, source=str(other_text))
     for words, sentence in [
         ([tmp_path / "none"], "is neither a folder that exists nor a repo"),
-        ([tmp_path], "manifest.json"),
+        ([tmp_path], "it is neither a model nor a run with snapshots"),
         ([has_changed], "the text is not the run's: "),
         ([pretrained], "Name a text with --source."),
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),
