@@ -99,9 +99,7 @@ class NamedModel:
         sizes = {"vocab_size": vocabulary, "max_position_embeddings": context}
         return replace(self, of_text={**sizes, "eos_token_id": end_of_text})
 
-    def config(
-        self, dropout: float = 0.0, activation_checkpointing: bool = False
-    ) -> ModelConfig:
+    def config(self, dropout: float = 0.0, activation_checkpointing: bool = False) -> ModelConfig:
         """The sizes of the model without adapters. Raises SnapshotError as `sizes` does."""
         content, _ = read_config(self.folder)
         if isinstance(content, dict) and content.get("vocab_size", ...) is None:
