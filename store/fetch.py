@@ -19,9 +19,9 @@ from huggingface_hub import constants
 from common.retries import with_retries
 from snapshot.disk.checking import check_contents, check_model
 from snapshot.disk.folder import (
+    HASHING_THREADS,
     MANIFEST,
     TEMPORARY_PREFIX,
-    VERIFYING_THREADS,
     atomic_folder,
     entries_in,
     folder_name,
@@ -70,7 +70,7 @@ def download(
 
     def damaged() -> list[str]:
         known = [path for path, digest in digests.items() if digest]
-        with ThreadPoolExecutor(VERIFYING_THREADS) as pool:
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:
             of_files = pool.map(sha256_of, (here / path for path in known))
             return [path for path, now in zip(known, of_files, strict=True) if now != digests[path]]
 

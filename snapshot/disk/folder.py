@@ -12,11 +12,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from snapshot.errors import SnapshotError
@@ -31,7 +30,7 @@ LARGEST_JSON_BYTES = 16 << 20
 SNAPSHOT_NAME = re.compile(r"step-([0-9]{8,13})")
 LARGEST_STEP = 10**12
 TEMPORARY_PREFIX = ".tmp-"
-VERIFYING_THREADS = 8
+HASHING_THREADS = 8
 """Each reads and hashes one file at a time."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
@@ -239,7 +238,7 @@ def verify(folder: Path) -> None:
             if fault is not None:
                 raise SnapshotError(f"{folder} is damaged: {name} {fault}")
 
-        with ThreadPoolExecutor(VERIFYING_THREADS) as pool:
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:
             list(pool.map(check, entries))  # raises the first fault
 
 
@@ -288,22 +287,16 @@ def atomic_folder(
 
 
 @contextmanager
-def atomic_snapshot(
-    root: Path, name: str, digests: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Path]:
-    """An `atomic_folder` that gets a manifest at the end of the block.
-
-    Files whose sha256 is in `digests` by then have been hashed already.
-    """
+def atomic_snapshot(root: Path, name: str) -> Iterator[Path]:
+    """An `atomic_folder` that gets a manifest at the end of the block."""
     with atomic_folder(root, name, make_way) as building:
         yield building
+        paths = sorted(building / name for name in names_in(building))
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:
+            digests = list(pool.map(sha256_of, paths))
         files = [
-            {
-                "path": path.name,
-                "size": path.stat().st_size,
-                "sha256": digests.get(path.name) or sha256_of(path),
-            }
-            for path in sorted(building / name for name in names_in(building))
+            {"path": path.name, "size": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, digests, strict=True)
         ]
         write_json(building / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
 

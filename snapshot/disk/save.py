@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from model.family import LanguageModel
@@ -29,7 +28,6 @@ from snapshot.disk.folder import (
     atomic_snapshot,
     flush,
     folder_name,
-    sha256_of,
     temporary_name,
     write_json,
 )
@@ -45,7 +43,6 @@ from snapshot.disk.tensors import (
 )
 from snapshot.errors import NumberFault
 
-SHA256_BYTES = 32
 INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
 """File systems that may write back the bytes around those of a process: how their names begin."""
 NOT_FINITE, OTHER = 1 << 20, 1 << 21
@@ -66,11 +63,6 @@ class Writers:
         """Whether this is the main process, which writes what is not shared."""
         return self.rank == 0
 
-    @property
-    def count(self) -> int:
-        """How many processes write."""
-        return 1 if self.group is None else self.group.size()
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """What fails in this block on one process that writes fails on all.
@@ -88,7 +80,7 @@ class Writers:
             code = NOT_FINITE
         elif isinstance(error, OSError):
             code = error.errno or OTHER
-        code = int(self.largest(torch.tensor(code)))
+        code = self.largest(code)
         if error is not None:
             raise error
         if code == NOT_FINITE:
@@ -98,17 +90,19 @@ class Writers:
         if code:
             raise OSError(code, os.strerror(code))
 
-    def largest(self, numbers: Tensor) -> Tensor:
-        """The largest of all processes' numbers, by place. Raises OSError if one is gone."""
-        if self.group is not None:
-            from torch.distributed import ReduceOp, all_reduce
+    def largest(self, number: int) -> int:
+        """The largest of all processes' numbers. Raises OSError if one is gone."""
+        if self.group is None:
+            return number
+        from torch.distributed import ReduceOp, all_reduce
 
-            try:
-                all_reduce(numbers, ReduceOp.MAX, self.group)
-            except RuntimeError as error:  # gloo's, of a broken connection or the timeout
-                gone = "another process that writes a part of it is gone or silent"
-                raise OSError(gone) from error
-        return numbers
+        numbers = torch.tensor(number)
+        try:
+            all_reduce(numbers, ReduceOp.MAX, self.group)
+        except RuntimeError as error:  # gloo's, of a broken connection or the timeout
+            gone = "another process that writes a part of it is gone or silent"
+            raise OSError(gone) from error
+        return int(numbers)
 
     def end(self) -> None:
         """End the group: it must not outlive the one of training, or the process may abort."""
@@ -174,7 +168,6 @@ class Snapshot:
         self._folder = self._place  # until its temporary name is known
         self._files = [file for planned in plans.values() for file in planned]
         self._file_of = {name: file for file in self._files for name in file.shapes}
-        self._digests: dict[str, str] = {}
         self._fault: OSError | NumberFault | None = None
         self._released = Event()
         self._parts: deque[Part] = deque()
@@ -198,7 +191,7 @@ class Snapshot:
                 self._fault = fault
 
     def _create(self, plans: Mapping[str, Sequence[TensorFile]]) -> None:
-        whole = atomic_snapshot(self._place.parent, self._place.name, self._digests)
+        whole = atomic_snapshot(self._place.parent, self._place.name)
         self._folder = self._stack.enter_context(whole)
         for prefix, planned in plans.items():
             create_files(self._folder, prefix, planned)
@@ -221,7 +214,6 @@ class Snapshot:
                         self._released.set()
                         if writers.group is not None:  # another, on any machine, reads it
                             flush(self._folder / file.name for file in self._files)
-                    self._hash()
                 if writers.is_main:
                     self._save_rest(self._folder)
                     self._contents[STATE]["versions"] = versions()
@@ -245,7 +237,7 @@ class Snapshot:
             if self._fault is not None:
                 raise self._fault
         number = int(self._folder.name[-8:], 16) if self._writers.is_main else 0
-        number = int(self._writers.largest(torch.tensor(number)))
+        number = self._writers.largest(number)
         self._folder = self._place.with_name(temporary_name(self._place.name, number))
 
     def _copy_parts(self, room: int) -> None:
@@ -254,14 +246,3 @@ class Snapshot:
             with suppress(RuntimeError, MemoryError):  # the system does not give as much memory
                 self._parts = deque([part.copied() for part in self._parts])
                 self._released.set()
-
-    def _hash(self) -> None:
-        """Hash the files, which all have written: each process its share."""
-        writers, digests = self._writers, torch.zeros(len(self._files), SHA256_BYTES).byte()
-        largest_first = sorted(range(len(self._files)), key=lambda i: -self._files[i].size)
-        with writers.together():
-            for i in largest_first[writers.rank :: writers.count]:
-                digest = bytes.fromhex(sha256_of(self._folder / self._files[i].name))
-                digests[i] = torch.tensor(list(digest), dtype=torch.uint8)
-        for file, row in zip(self._files, writers.largest(digests), strict=True):
-            self._digests[file.name] = bytes(row.tolist()).hex()

@@ -29,7 +29,7 @@ def begin_and_gather(root: Path, state, *rest, writers: Writers, **more):
     begun.append(state.step)
     snapshot = begin(root, state, *rest, writers=writers, **more)
     if what == "twice":
-        assert writers.count >= 2
+        assert writers.group.size() >= 2
         alone = Writers(writers.rank)
         begin(root.with_name("gathered"), state, *rest, writers=alone, **more).write()
     return snapshot
