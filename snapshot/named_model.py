@@ -25,7 +25,7 @@ from model.families import ARCHITECTURES, build_empty
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.disk.checking import check_weights
-from snapshot.disk.folder import expanded, names_in, visible, write_json
+from snapshot.disk.folder import MANIFEST, expanded, names_in, visible, write_json
 from snapshot.disk.load import digest_of, restore_weights
 from snapshot.disk.model import (
     ADAPTER_CONFIG,
@@ -171,7 +171,8 @@ def find_model(name: str, base: str | None = None) -> NamedModel:
     StoreError if a store cannot be reached.
     """
     key, source = f"model={name}", find(name, any_model=True)
-    if source.has_snapshots:
+    is_snapshot = source.contents is None and MANIFEST in source.names()
+    if source.has_snapshots or is_snapshot:
         found = source.fetch(wanted=INFERENCE)
         adapters, state = read_adapters(found.path), read_state(found.path)
         place = "" if found.contents is None else found.contents.pinned(found.folder)

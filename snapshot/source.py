@@ -19,7 +19,6 @@ from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import CHAT_TEMPLATE, CONFIG, GENERATION, MORE_TEMPLATES
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.folder import (
-    MANIFEST,
     expanded,
     names_in,
     newest_verified,
@@ -63,10 +62,10 @@ class Source:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether it is a run or a snapshot, and no other model."""
+        """Whether snapshots of a run are in it."""
         if self.contents is not None:
             return bool(self.contents.folders())
-        return self.folders() != [self.path] or MANIFEST in self.names()
+        return self.folders() != [self.path]
 
     def names(self) -> Collection[str]:
         """The paths of its files in the store, or the names of those in the folder."""

@@ -116,6 +116,8 @@ def disk_error(error: Exception, downloads: bool, store_folder: Path | None) -> 
         return None
     if error.errno in WRITING_ERRORS:
         return error if downloads or store_folder is None else None
+    if error.errno == errno.EIO and store_folder is None:  # a network has no such error
+        return error
     named = [Path(str(one)) for one in (error.filename, error.filename2) if one is not None]
     if not downloads or error.errno is None or not named:  # as that of a server, or of a token
         return None

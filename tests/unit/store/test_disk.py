@@ -145,6 +145,8 @@ def test_an_error_that_names_a_file_of_a_server_is_the_server_s():
     assert disk_error(of_server, True, None) is None
     of_disk = PermissionError(errno.EACCES, "Permission denied", "/run/model.safetensors")
     assert disk_error(of_disk, True, None) is of_disk
+    of_disk = OSError(errno.EIO, "Input/output error")  # while a snapshot is read
+    assert disk_error(of_disk, False, None) is of_disk
     copied = OSError(errno.EIO, "Input/output error", "/run/model.safetensors")
     copied.filename2 = "/store/model.safetensors"  # as shutil names both
     assert disk_error(copied, True, Path("/store")) is None
