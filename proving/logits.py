@@ -26,7 +26,7 @@ def why_not_comparable(folder: Path) -> str | None:
     """Why transformers cannot load this snapshot alone; None if it can."""
     if prefix_of(folder) != WHOLE:
         return "it holds adapters (LoRA); python -m snapshot merge writes the whole model"
-    sizes, _ = model_of(folder)
+    sizes = model_of(folder)
     if not sizes.in_transformers:
         return f"its config.json names no class of transformers ({sizes.family})"
     return None if find_spec("transformers") else "transformers is not installed"
@@ -41,7 +41,7 @@ def compare_logits(folder: Path, is_new: bool) -> tuple[bool | None, str]:
     if (reason := why_not_comparable(folder)) is not None:
         return None, reason
     times, tolerance = (ENLARGED, OF_ENLARGED) if is_new else (1.0, TOLERANCE)
-    sizes, _ = model_of(folder)
+    sizes = model_of(folder)
     ids = (torch.arange(min(TOKENS, sizes.block_size)) * 7919 % sizes.vocab_size)[None]  # (1, T)
 
     def logits_of(model: Any) -> Any:

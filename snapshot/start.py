@@ -37,12 +37,6 @@ from store.fetch import Fetched, NoneWhole, StateCheck, fetch_newest, read_store
 from store.latest import METRICS, Latest
 from store.store import Contents, Store
 
-ORIGIN = f"{TEMPORARY_PREFIX}origin"
-"""The temporary folder for another run's snapshot, until this run has loaded its weights."""
-NAME_ANOTHER = (
-    " Name a snapshot that is whole, a run's folder, or its store; auto is the newest of this run."
-)
-
 
 @dataclass(frozen=True)
 class RunStore:
@@ -290,8 +284,11 @@ def _start_of_another(
             "run, give it another run.name (and run.dir and store, if they are set). To return to "
             "that step, leave snapshot.resume out and remove the newer snapshots."
         )
-    with naming(f"snapshot.resume={resume}", NAME_ANOTHER):
-        found = find(resume, timeout).fetch(snapshots_in(run_dir) / ORIGIN, refuse=refuse)
+    # Another run's snapshot is here only until this one has loaded its weights.
+    place = snapshots_in(run_dir) / f"{TEMPORARY_PREFIX}origin"
+    remedy = " Name a snapshot that is whole, a run's folder, or its store, or leave it out."
+    with naming(f"snapshot.resume={resume}", remedy):
+        found = find(resume, timeout).fetch(place, refuse=refuse)
     state = read_state(found.path)
     where = resume if found.contents else found.path
     named = _at(found, f"{where}, step {state.step}, as snapshot.resume asks")

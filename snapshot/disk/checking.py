@@ -18,7 +18,7 @@ from model.family import ModelConfig
 from model.layout import Shape, Stored
 from snapshot.config_values import value_of
 from snapshot.disk.folder import read_json, readable, verify
-from snapshot.disk.load import TensorReader, files_of
+from snapshot.disk.load import TensorReader
 from snapshot.disk.model import CONFIG, MOMENTS, WHOLE, layout_for, model_of, prefix_of, read_config
 from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensors import empty_moments, parts_of_moments, parts_of_weights, shapes_of
@@ -51,7 +51,7 @@ def check_contents(folder: Path) -> RunState:
 
 def check_model(folder: Path) -> ModelConfig:
     """As `check_snapshot`, for the files needed for inference. Returns the model's sizes."""
-    config, _ = model_of(folder)
+    config = model_of(folder)
     content, where = read_config(folder)
     if code := sorted(key for key in content if key.lstrip("_") in CODE_KEYS):
         raise SnapshotError(f"{where} asks for code of a repo by {code[0]!r}")
@@ -91,8 +91,7 @@ def check_weights(folder: Path, key: str, config: ModelConfig) -> None:
                 if shapes[name] == shapes[embedding]:
                     _refuse_own_output(reader, name, embedding, shapes[name])
     except SnapshotError as error:
-        files = ", ".join(sorted(path.name for path in files_of(folder, WHOLE))[:2])
-        raise SnapshotError(f"{key}: {files or 'its weights'}: {error}.") from error
+        raise SnapshotError(f"{key}: its weights: {error}.") from error
 
 
 def _refuse_own_output(reader: TensorReader, output: str, embedding: str, shape: Shape) -> None:

@@ -142,10 +142,10 @@ def read_adapters(folder: Path) -> Adapters | None:
     )
 
 
-def model_of(folder: Path) -> tuple[ModelConfig, Adapters | None]:
-    """The sizes of the model in a snapshot, and its adapters, if it holds those alone.
+def model_of(folder: Path) -> ModelConfig:
+    """The sizes of the model in a snapshot, with its adapters, if it holds those alone.
 
     Raises SnapshotError for a model that cannot be built here.
     """
     sizes, adapters = model_config(*read_config(folder)), read_adapters(folder)
-    return sizes if adapters is None else replace(sizes, lora=adapters.lora), adapters
+    return sizes if adapters is None else replace(sizes, lora=adapters.lora)
