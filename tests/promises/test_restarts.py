@@ -14,22 +14,8 @@ import runs
 
 STEPS_A_KILL = 120
 EVERY = 20
-KILLS = 10
 LONGEST_MEDIAN_SECONDS = 20
 """Or twice what this machine takes to start the run, where that is longer."""
-
-
-@pytest.mark.parametrize(("config", "processes"), [("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 3)])
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_workers_killed_at_ten_moments_leave_no_trace(small, tmp_path, config, processes):
-    killed_and_compared(small, tmp_path, config, processes, KILLS)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("config", "processes"), [("ddp_cpu.yaml", 2)])
-def test_a_killed_worker_leaves_no_trace(small, tmp_path, config, processes):
-    killed_and_compared(small, tmp_path, config, processes, 1)
 
 
 def newest_complete(run_dir: Path) -> int:
@@ -38,8 +24,19 @@ def newest_complete(run_dir: Path) -> int:
     return max((int(folder.name.removeprefix("step-")) for folder in folders), default=0)
 
 
-def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
-    """Kill any one of the workers so often; the launcher and the run have to do the rest."""
+MANY = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "kills"),
+    [
+        pytest.param("ddp_cpu.yaml", 2, 10, marks=MANY),
+        pytest.param("fsdp_cpu.yaml", 3, 10, marks=MANY),
+        pytest.param("ddp_cpu.yaml", 2, 1, marks=pytest.mark.thorough),
+    ],
+)
+def test_workers_killed_at_any_moment_leave_no_trace(small, tmp_path, config, processes, kills):
+    """Any one of them so often; the launcher and the run have to do the rest."""
     steps = STEPS_A_KILL * kills if kills > 1 else STEPS_A_KILL * 2 // 3 + EVERY
     overrides = [
         *small,

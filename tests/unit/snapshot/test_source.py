@@ -45,18 +45,17 @@ def test_a_name_means_the_same_to_every_command(names, finished_run, tmp_path):
     for name, step in zip(names, (NEWEST, OLDER), strict=True):
         there = runs.snapshot(finished_run, step)
         start = choose_start(tmp_path / f"run-{step}", name)
-        assert manifest_sha256(start.folder) == manifest_sha256(there)
+        assert start.state.origin == manifest_sha256(start.folder) == manifest_sha256(there)
         named = find_model(name)
         assert named.state.step == step
+        assert named.state.run_id != start.state.run_id
         assert not list(named.folder.glob("optimizer*")) or named.folder == there
         weights = (named.folder / "model.safetensors").read_bytes()
         assert weights == (there / "model.safetensors").read_bytes()
         base = open_base("model.pretrained", name, 5.0)
         assert (base.fetch_weights() / "model.safetensors").read_bytes() == weights
-        again = open_base(
-            "model.pretrained", base.place or base.name, 5.0
-        )  # as another machine opens it
-        assert again.folder == base.folder
+        elsewhere = open_base("model.pretrained", base.place or base.name, 5.0)
+        assert elsewhere.folder == base.folder
 
 
 def test_a_model_that_was_replaced_in_a_store_of_files_is_read_anew(tmp_path, monkeypatch):

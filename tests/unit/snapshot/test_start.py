@@ -12,7 +12,7 @@ import hubs
 import runs
 from config.compose import load_config
 from small_snapshots import trained, write
-from snapshot.disk.folder import manifest_sha256, newest_verified, snapshot_folders
+from snapshot.disk.folder import manifest_sha256
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start
 from store.attempt import Attempt
@@ -50,23 +50,6 @@ def test_snapshots_that_are_gone_are_missed(tmp_path):
     with pytest.raises(SnapshotError, match=r"there is no snapshot in .*move .* away"):
         choose_start(tmp_path, "auto")
     assert (tmp_path / "metrics.jsonl").read_text() == STEP
-
-
-def test_a_run_from_another_s_snapshot_has_its_own_id(tmp_path):
-    named = write(tmp_path / "old" / "snapshots", 1, *trained(1))
-    start = choose_start(tmp_path / "new", str(named))
-    assert start.folder == named
-    assert start.state.run_id != "run"
-    assert start.state.origin is not None
-
-
-def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    write(first / "snapshots", 1, *trained(1))
-    named = write(second / "snapshots", 5, *trained(5))
-    with pytest.raises(SnapshotError, match="has snapshots already, up to step 1"):
-        choose_start(first, str(named))
-    assert newest_verified(snapshot_folders(first / "snapshots"))[0].name == "step-00000001"
 
 
 def for_all(seconds: float = 5.0):
