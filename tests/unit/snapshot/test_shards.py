@@ -22,8 +22,6 @@ from snapshot.errors import NumberFault
 from training.run.writer import writers_of
 
 SCRIPT = runs.ROOT / "tests" / "support" / "sharded.py"
-HYBRID = {"parallelism_config_dp_shard_size": 2}
-LORA = ("model.lora_rank=4",)
 
 
 def launched(folder, *words, config="fsdp_cpu.yaml", processes=2, script=SCRIPT, code=0, **changes):
@@ -47,47 +45,41 @@ def assert_as_one_process_writes(run_dir: Path, steps: tuple[int, ...]) -> None:
                 assert content == (run_dir / "one").read_bytes(), name
 
 
-SHAPES = [
-    pytest.param("fsdp_cpu.yaml", 2, {}),
-    pytest.param("fsdp_cpu.yaml", 3, {}, marks=pytest.mark.slow),
-    pytest.param("fsdp_hybrid.yaml", 4, HYBRID, marks=pytest.mark.slow),
-    pytest.param("fsdp_offload.yaml", 2, {}, marks=pytest.mark.slow),
-    pytest.param("tp_cpu.yaml", 2, {}, marks=pytest.mark.slow),
-    pytest.param("fsdp_tp_cpu.yaml", 4, {}, marks=pytest.mark.thorough),
-]
+def slow(*row: object) -> object:
+    return pytest.param(*row, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("config", "processes", "changes"), SHAPES)
+@pytest.mark.parametrize(
+    ("config", "processes", "family", "more"),
+    [
+        ("fsdp_cpu.yaml", 2, None, ()),
+        slow("fsdp_cpu.yaml", 3, None, ()),
+        slow("fsdp_hybrid.yaml", 4, None, ()),
+        slow("fsdp_offload.yaml", 2, None, ()),
+        slow("tp_cpu.yaml", 2, None, ()),
+        pytest.param("fsdp_tp_cpu.yaml", 4, None, (), marks=pytest.mark.thorough),
+        slow("fsdp_cpu.yaml", 2, "mixtral", ()),  # its experts are converted
+        slow("fsdp_cpu.yaml", 2, "llama tied", ("model.lora_rank=4",)),
+        slow("fsdp_cpu.yaml", 2, "gpt2", ()),
+    ],
+)
 def test_what_all_write_is_byte_for_byte_what_one_process_writes(
-    small, tmp_path, config, processes, changes
+    small, tmp_path, config, processes, family, more
 ):
     """Also in pieces, where shards have different sizes, and where copies are written."""
-    words = ["model.n_embd=144", "train.global_batch_size=12", "train.max_steps=4"]
-    words += ["snapshot.every=2", "snapshot.piece_bytes=1000000", f"run.dir={tmp_path / 'run'}"]
-    result = launched(
-        tmp_path, "twice", *small, *words, config=config, processes=processes, **changes
-    )
+    changes = {"parallelism_config_dp_shard_size": 2} if "hybrid" in config else {}
+    words = [*small, "train.max_steps=4", "snapshot.every=2", *more, f"run.dir={tmp_path / 'run'}"]
+    if family is None:
+        words += ["model.n_embd=144", "train.global_batch_size=12", "snapshot.piece_bytes=1000000"]
+    else:
+        base = families.make(family, tmp_path / "base", dtype="bfloat16")
+        words = [word for word in words if not word.startswith("model.n_")]
+        words.append(f"model.pretrained={base}")
+    result = launched(tmp_path, "twice", *words, config=config, processes=processes, **changes)
     assert f"{processes} processes, CPU" in result.stdout
     assert_as_one_process_writes(tmp_path / "run", (2, 4))
     names = {path.name for path in (tmp_path / "run" / "snapshots").iterdir()}
     assert names == {"step-00000002", "step-00000004"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "more"),
-    [
-        ("mixtral", ()),  # its experts are converted
-        ("llama tied", LORA),
-        ("gpt2", ()),
-    ],
-)
-def test_so_it_is_for_a_model_of_the_hub(small, tmp_path, family, more):
-    base = families.make(family, tmp_path / "base", dtype="bfloat16")
-    own = [word for word in small if not word.startswith("model.n_")]
-    words = [f"model.pretrained={base}", "train.max_steps=4", "snapshot.every=2", *more]
-    launched(tmp_path, "twice", *own, *words, f"run.dir={tmp_path / 'run'}")
-    assert_as_one_process_writes(tmp_path / "run", (2, 4))
 
 
 @pytest.mark.thorough
