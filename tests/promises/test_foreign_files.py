@@ -112,17 +112,18 @@ def test_a_folder_where_a_snapshot_will_be_is_moved_aside(tmp_path):
 
 
 def test_only_snapshots_count_and_what_holds_more_stays(tmp_path):
-    places = {step: tmp_path / f"step-{step:08d}" for step in range(7)}
-    for step in range(1, 6):
-        write(tmp_path, step, *trained(step))
+    """So do those of later steps, which may be damaged, so that this attempt began before them."""
+    places = {step: tmp_path / f"step-{step:08d}" for step in (*range(7), 90)}
+    for step in (*range(1, 6), 90):
+        write(tmp_path, step, *trained(1))
     (places[4] / MANIFEST).unlink()
     put(places[1] / "notes.txt")
     places[0].symlink_to(places[1])
     prune(tmp_path, 5, keep=2)
-    assert {step for step in places if places[step].exists()} == {0, 1, 3, 4, 5}
-    write(tmp_path, 6, *trained(6))
+    assert {step for step in places if places[step].exists()} == {0, 1, 3, 4, 5, 90}
+    write(tmp_path, 6, *trained(1))
     prune(tmp_path, 6, keep=2)
-    assert {step for step in places if places[step].exists()} == {0, 1, 4, 5, 6}
+    assert {step for step in places if places[step].exists()} == {0, 1, 4, 5, 6, 90}
 
 
 def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsys):

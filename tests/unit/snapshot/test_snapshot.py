@@ -12,12 +12,7 @@ from transformers import AutoModelForCausalLM
 from config.schema import OptimConfig
 from model.gpt import GPT
 from small_snapshots import SHAPE, trained, write
-from snapshot.disk.folder import (
-    prune,
-    remove_leftovers,
-    snapshot_folders,
-    verify,
-)
+from snapshot.disk.folder import remove_leftovers, snapshot_folders, verify
 from snapshot.disk.load import restore
 from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import plan_files
@@ -49,15 +44,6 @@ def test_no_piece_is_larger_than_asked_unless_one_tensor_is(tmp_path):
     files = plan_files(shapes, "model", 4 * 100)
     assert [[*file.shapes] for file in files] == [["a"], ["b"], ["c"], ["d", "e"]]
     assert files[0].name == "model-00001-of-00004.safetensors"
-
-
-def test_the_newest_up_to_a_step_are_kept_and_all_later_ones(tmp_path):
-    """Those of later steps may be damaged, so that this attempt began before them."""
-    for step in (1, 2, 3, 90, 91, 92):
-        write(tmp_path, step, *trained(min(step, 3)))
-    prune(tmp_path, 3, keep=2)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {f"step-{step:08d}" for step in (2, 3, 90, 91, 92)}
 
 
 def test_what_a_kill_may_leave_is_removed_and_steps_are_ordered_as_numbers(tmp_path):

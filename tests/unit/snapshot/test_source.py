@@ -108,13 +108,6 @@ def test_a_name_of_nothing_is_one_sentence(near_hub, name, tmp_path, monkeypatch
     assert len(near_hub.requests) == asked
 
 
-def test_a_misspelled_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    with pytest.raises(SnapshotError, match=r"there is no out/python-dcos.*the Hub is not asked"):
-        choose_start(tmp_path / "run", "out/python-dcos")
-
-
 @pytest.mark.parametrize(
     ("fault", "kind"), [(StoreUnreachable, StoreUnreachable), (StoreRefused, SnapshotError)]
 )
