@@ -6,6 +6,7 @@ this file uses torch.distributed itself.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import uuid
@@ -258,10 +259,10 @@ def decided_by_main(accelerator: Accelerator, work: Callable[[], Result]) -> Res
     return cast(Result, json.loads(bytes(broadcast(sent).tolist())))
 
 
-def equal_on_all(accelerator: Accelerator, digest: str) -> bool:
-    """Whether all processes hold the same hexadecimal digest. Every process must call this."""
-    bits = int(digest[:15], 16)  # 60, which fit into an int64
-    number = torch.tensor([bits], device=accelerator.device)
+def equal_on_all(accelerator: Accelerator, text: str) -> bool:
+    """Whether all processes have the same text. Every process must call this."""
+    digest = hashlib.sha256(text.encode()).digest()[:7]  # which fits into an int64
+    number = torch.tensor([int.from_bytes(digest)], device=accelerator.device)
     return bool((accelerator.gather(number) == number).all())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ class Collected:
     loss: Tensor
     grad_norm: Tensor
     metrics: dict[str, Tensor]
-    """What is measured besides, by name: a number (), or a sum and a count (2,)."""
+    """What train.py measures besides, by name, each a number ()."""
 
 
 @dataclass
@@ -166,8 +165,8 @@ class Report:
         """
         if not self._names_compared:
             self._names_compared = True
-            names = str([(one.step, [*one.metrics]) for one in self.collected])
-            if not equal_on_all(accelerator, hashlib.sha256(names.encode()).hexdigest()):
+            names = str([(of_step.step, [*of_step.metrics]) for of_step in self.collected])
+            if not equal_on_all(accelerator, names):
                 raise ConfigError(
                     "train.py gives session.finish_step other metrics on one process than on "
                     "another. Give the same names at the same steps on all of them, in one order."
