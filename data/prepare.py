@@ -77,8 +77,7 @@ def build(
         info.lost, info.which = lost_in(texts, tokenizer)
     progress.doing(f"encoding {source.name}", characters)
     if template is None or longest is None:
-        batches = ({"chunks": chunks} for chunks in batches_of(source.read(), cut))
-        rows = _mapped(batches, partial(_encode, tokenizer, info), 1)
+        rows = _mapped(batches_of(source.read(), cut), partial(_encode, tokenizer, info), 1)
     else:
         encode = partial(_encode_chats, template, longest, info)
         rows = _mapped(_conversations(source, cut), encode, CHATS_AT_ONCE)
@@ -91,17 +90,20 @@ def build(
 
 
 def _mapped(
-    examples: Iterable[Any], encode: Callable[[dict[str, list]], list[TokenRows]], size: int
+    examples: Iterable[Any], encode: Callable[[list[Any]], list[TokenRows]], size: int
 ) -> Iterator[TokenRows]:
     """The tokens of examples, which `datasets` has encoded in batches of this many."""
+    numbered = ((number, {"example": example}) for number, example in enumerate(examples))
     # IterableDataset.from_generator would pickle the generator, and make a folder in HF_HOME.
-    dataset = IterableDataset(ExamplesIterable(lambda: enumerate(examples), {}))
-    mapped = dataset.map(lambda batch: {"rows": encode(batch)}, batched=True, batch_size=size)
+    dataset = IterableDataset(ExamplesIterable(lambda: numbered, {}))
+    mapped = dataset.map(
+        lambda batch: {"rows": encode(batch["example"])}, batched=True, batch_size=size
+    )
     return (example["rows"] for example in mapped)
 
 
-def _encode(tokenizer: Tokenizer, info: CorpusInfo, batch: dict[str, list]) -> list[TokenRows]:
-    (chunks,) = batch["chunks"]
+def _encode(tokenizer: Tokenizer, info: CorpusInfo, batch: list[list[Chunk]]) -> list[TokenRows]:
+    (chunks,) = batch
     rows = tokenizer.encode_chunks(chunks)
     characters = sum(len(chunk.text) for chunk in chunks)
     size = sum(utf8_bytes(chunk.text) for chunk in chunks)
@@ -109,20 +111,20 @@ def _encode(tokenizer: Tokenizer, info: CorpusInfo, batch: dict[str, list]) -> l
     return [rows]
 
 
-def _conversations(source: Source, cut: int) -> Iterator[dict[str, Any]]:
-    """Conversations as JSON; the one that begins at character `cut` is held out."""
+def _conversations(source: Source, cut: int) -> Iterator[tuple[str, str, bool]]:
+    """The place of each conversation, its JSON, and whether it is held out: from `cut` on."""
     begin = 0
     for place, text in source.rows():
-        yield {"place": place, "text": text, "held_out": begin >= cut}
+        yield place, text, begin >= cut
         begin += len(text)
 
 
 def _encode_chats(
-    template: ChatTemplate, longest: int, info: CorpusInfo, batch: dict[str, list]
+    template: ChatTemplate, longest: int, info: CorpusInfo, batch: list[tuple[str, str, bool]]
 ) -> list[TokenRows]:
     """Conversations of at most so many tokens. Raises DataError for one that cannot be encoded."""
-    found = []
-    for place, text, held_out in zip(batch["place"], batch["text"], batch["held_out"], strict=True):
+    encoded = []
+    for place, text, held_out in batch:
         try:
             chat = template.encode(Conversation.from_json(text), longest)
         except ChatError as error:
@@ -135,8 +137,8 @@ def _encode_chats(
             targets = np.flatnonzero(np.diff(chat.trained, prepend=0, append=0))
             rows = TokenRows(chat.ids, np.array([len(chat.ids)]), targets)
         info.count(rows, held_out, len(text), 0 if chat is None else chat.text_bytes)
-        found.append(rows)
-    return found
+        encoded.append(rows)
+    return encoded
 
 
 def _fingerprinted(

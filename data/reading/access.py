@@ -7,7 +7,6 @@ fails: half a minute while a run starts, hours once it trains.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,21 +93,22 @@ class Access:
         return self.until_answered(source, ask, f": {file.name}") if begin < end else b""
 
     def _read(self, file: DataFile, begin: int, end: int) -> bytes:
-        if not file.is_remote:
+        if file.system is None:  # on the Hub: a commit cannot change
+            with self.get(file.path, of_hub=True, Range=f"bytes={begin}-{end - 1}") as response:
+                if response.status_code != PARTIAL_CONTENT:  # some caches send all of it
+                    raise Unanswered("the answer is not the range of bytes that was requested")
+                return response.read()
+        file.system.invalidate_cache(file.path)  # or it may answer with what it has listed
+        if version_of(file.system.info(file.path)) != file.version:
+            raise Refused(
+                "has changed since the run listed it. Restore it, or start another run on the "
+                "files as they are."
+            )
+        if not file.is_remote:  # of many small files: fsspec takes twice as long
             with open(file.path, "rb") as opened:
-                stat = os.fstat(opened.fileno())
-                _refuse_changed(file, {"size": stat.st_size, "mtime": stat.st_mtime})
                 opened.seek(begin)
                 return opened.read(end - begin)
-        if file.system is not None:
-            file.system.invalidate_cache(file.path)  # or it may answer with what it has listed
-            _refuse_changed(file, file.system.info(file.path))
-            return bytes(file.system.cat_file(file.path, start=begin, end=end))
-        # On the Hub: a commit cannot change.
-        with self.get(file.path, of_hub=True, Range=f"bytes={begin}-{end - 1}") as response:
-            if response.status_code != PARTIAL_CONTENT:  # some caches send all of it
-                raise Unanswered("the answer is not the range of bytes that was requested")
-            return response.read()
+        return bytes(file.system.cat_file(file.path, start=begin, end=end))
 
     def until_answered(
         self, source: str, request: Callable[[], Answer], subject: str = ""
@@ -177,15 +177,6 @@ class Access:
             self._warn(f"warning: data.source={source}: left out: {what}")
 
 
-def _refuse_changed(file: DataFile, info: dict[str, Any]) -> None:
-    """Raise Refused if a file is not as it was listed."""
-    if version_of(info) != file.version:
-        raise Refused(
-            "has changed since the run listed it. Restore it, or start another run on the files "
-            "as they are."
-        )
-
-
 def version_of(info: dict[str, Any]) -> str:
     """A string that changes when the file does, from what fsspec knows about it."""
     keys = ("ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "created")
@@ -200,14 +191,10 @@ def _sentence(failure: Failure) -> str:
     cause, status = failure.cause, failure.status
     if isinstance(cause, Refused):
         return str(cause)
-    if isinstance(cause, FileNotFoundError) and cause.errno is not None:  # of this machine
-        remedy = "Check the path; a data set of the Hub is named owner/name."
-        return f"does not exist ({failure}). {remedy}"
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
-        return (
-            f"does not exist ({failure}). Check its name; a data set of the Hub is named "
-            f"owner/name. {LOG_IN}"
-        )
+        remedy = "Check its name; a data set of the Hub is named owner/name"
+        is_here = getattr(cause, "errno", None) is not None
+        return f"does not exist ({failure}). {remedy}." + (f" {LOG_IN}" * (not is_here))
     if status in (401, 403) or isinstance(cause, PermissionError):
         return f"is refused ({failure}). Check the credentials and the signature of a URL. {LOG_IN}"
     return f"cannot be read: {failure}. Check the path or the address, and the credentials."

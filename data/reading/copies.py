@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from fsspec.implementations.local import LocalFileSystem
+
 from common.failures import Refused
 from common.shared_files import digest_of, make_once
 from data.errors import cache_error
@@ -16,6 +18,7 @@ from data.progress import Progress
 from data.reading.access import OID, Access, version_of
 from data.reading.groups import DataFile
 
+LOCAL = LocalFileSystem()
 PIECE_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
 """Bytes that are requested at once of a file that is listed: what a failing connection repeats at
@@ -61,9 +64,8 @@ def _copy(access: Access, source: str, progress: Progress, file: DataFile) -> Da
 
     # The user may have removed one that could not be read from its folder.
     make_once(target.parent, make, target.exists)
-    stat = target.stat()
-    version = version_of({"size": stat.st_size, "mtime": stat.st_mtime})
-    return DataFile(str(target), file.name, stat.st_size, version)
+    info = LOCAL.info(target)
+    return DataFile(str(target), file.name, info["size"], version_of(info), LOCAL)
 
 
 def _download(access: Access, url: str, opened: IO[bytes], progress: Progress) -> None:

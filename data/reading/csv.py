@@ -8,7 +8,6 @@ is before it.
 from __future__ import annotations
 
 import csv
-import io
 import sys
 from collections.abc import Iterator
 
@@ -27,9 +26,9 @@ def groups(table: Table) -> list[Group]:
 
 def rows(table: Table, group: Group) -> Iterator[Row]:
     """The records after the header, without blank lines. Raises DataError without the column."""
-    # `csv` requires newline="". Bytes that are not UTF-8 are an error only in the columns that are
-    # read, so they are kept here and checked there.
-    lines = io.TextIOWrapper(table.open(), "utf-8-sig", errors="surrogateescape", newline="")
+    # Bytes that are not UTF-8 are an error only in the columns that are read, so they are kept here
+    # and checked there.
+    lines = table.open_text("surrogateescape")
     delimiter = "\t" if suffixes(table.file.name)[0] == ".tsv" else ","
     records = csv.reader(lines, delimiter=delimiter, strict=True)
     header = next(filter(None, records), [])

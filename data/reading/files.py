@@ -13,7 +13,6 @@ from itertools import takewhile
 from pathlib import Path
 
 import fsspec
-import httpx2
 from fsspec.implementations.local import LocalFileSystem
 
 from common.printable import redact_urls
@@ -60,10 +59,9 @@ def _listed(source: str) -> list[DataFile]:
     Of a folder they are the tables in it. Names are relative to the deepest folder that contains
     all of them.
     """
+    system, path = LocalFileSystem(), LocalFileSystem._strip_protocol(source)
     if URL.match(source):
         system, path = fsspec.core.url_to_fs(source)
-    else:
-        system, path = LocalFileSystem(), LocalFileSystem._strip_protocol(source)
     if glob.has_magic(path) and not os.path.lexists(path):
         paths = [name for name in system.glob(path) if not Path(name).name.startswith(".")]
     elif system.isdir(path):
@@ -76,34 +74,17 @@ def _listed(source: str) -> list[DataFile]:
     # os.path.commonpath would rewrite // and /./, which the names of a store may have.
     levels = zip(*(name.split("/")[:-1] for name in infos), strict=False)
     depth = sum(1 for _ in takewhile(lambda level: len({*level}) == 1, levels))
-    store = None if isinstance(system, LocalFileSystem) else system
+    names = {name: "/".join(name.split("/")[depth:]) for name in infos}
     return [
-        DataFile(
-            name,
-            "/".join(name.split("/")[depth:]),
-            int(info["size"]),
-            version_of(info),
-            store,
-        )
-        for name, info in infos.items()
+        DataFile(path, names[path], int(info["size"]), version_of(info), system)
+        for path, info in infos.items()
     ]
 
 
 def _file_name_of(url: str) -> str:
-    """A file name with the end of the URL's path, which decides the format; at most 100 characters.
-
-    Raises DataError if the URL is not valid, or has a password.
-    """
-    try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise DataError(f"data.source={redact_urls(url)} is not a valid URL: {error}.") from error
-    if parsed.userinfo or not parsed.host:
-        raise DataError(
-            f"data.source={redact_urls(url)} has no host, or a user name or password before it, "
-            "which is never sent. Download the file by other means and give its path."
-        )
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)
+    """A file name with the end of the URL's path, which decides the format."""
+    path = re.split("[?#]", url)[0]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rpartition("/")[2])
     return name[-100:].lstrip(".") or "text.txt"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from data.columns import TextColumn
@@ -38,12 +39,12 @@ class DataFile:
     version: str
     """Changes when the content does: an id of the Hub, an etag, or size and time."""
     system: AbstractFileSystem | None = None
-    """The store that holds it; None on this machine, on the Hub and on a server."""
+    """The disk or the store that holds it; None on the Hub and on a server."""
 
     @property
     def is_remote(self) -> bool:
         """Whether it is read over a network."""
-        return self.system is not None or HTTP.match(self.path) is not None
+        return not isinstance(self.system, LocalFileSystem)
 
     @property
     def is_compressed(self) -> bool:

@@ -40,8 +40,9 @@ def hub_files(
 ) -> tuple[str, list[DataFile]]:
     """The commit, and the files that a source names, sorted by their paths in the repo.
 
-    Of a whole data set they are those of a `split`. The list of a commit is kept on the disk, so
-    that a later start with this commit requests nothing. Raises DataError if there is none.
+    Of a whole data set they are those of a `split`. The last list is kept on the disk: a later
+    start requests only the commit, and reads the same files if the Hub cannot be reached. Raises
+    DataError if there is none.
     """
     named = HUB_NAME.fullmatch(source) or FILES.fullmatch(source)
     if named is None:
@@ -50,38 +51,31 @@ def hub_files(
             f"{HUB_URL}owner/name@revision/folder/*.parquet."
         )
     name, api = named["name"], f"{constants.ENDPOINT}/api/datasets/{named['name']}"
-    commit = revision or _commit(access, source, api, named["revision"] or "main")
-    record = access.cache_dir / "streams" / digest_of(constants.ENDPOINT, source, commit, split)
-    content = read_cached(record)
-    if content is None:
+    record = access.cache_dir / "hub" / digest_of(constants.ENDPOINT, source, split)
+    earlier, files = json.loads(read_cached(record) or "[null, []]")
+    commit = revision
+    if commit is None:
+        url = f"{api}/revision/{quote(named['revision'] or 'main', safe='')}"
+        is_none = " is neither a file here nor a data set that can be read: on the Hub it"
+        try:
+            commit = str(_ask(access, source, url, is_none)[0]["sha"])
+        except DataError as error:
+            if earlier is None:
+                raise
+            access.say(f"warning: {source} is read as at an earlier start: {error}")
+            commit = str(earlier)
+    if commit != earlier:
         tree = dict(_tree(access, source, f"{api}/tree/{commit}?recursive=true&expand=false"))
         if named.re is FILES:
             paths = _matching(named["path"] or "", [*tree])
         else:
             paths = _paths_of_split(access, source, name, commit, split)
-        content = json.dumps([[path, *tree[path]] for path in sorted(paths)]).encode()
-        write_cached(record, content)
+        files = [[path, *tree[path]] for path in sorted(paths)]
+        write_cached(record, json.dumps([commit, files]).encode())
     base = f"{constants.ENDPOINT}/datasets/{name}/resolve/{quote(commit, safe='')}/"
     return commit, [
-        DataFile(base + quote(path), path, size, OID + oid)
-        for path, size, oid in json.loads(content)
+        DataFile(base + quote(path), path, size, OID + oid) for path, size, oid in files
     ]
-
-
-def _commit(access: Access, source: str, api: str, revision: str) -> str:
-    """The newest commit; without the Hub that of an earlier start. Raises DataError."""
-    record = access.cache_dir / "hub" / digest_of(constants.ENDPOINT, source)
-    is_none = " is neither a file here nor a data set that can be read: on the Hub it"
-    try:
-        url = f"{api}/revision/{quote(revision, safe='')}"
-        commit = str(_ask(access, source, url, is_none)[0]["sha"])
-    except DataError as error:
-        if (earlier := read_cached(record)) is None:
-            raise
-        access.say(f"warning: {source} is read as at an earlier start: {error}")
-        return earlier.decode()
-    write_cached(record, commit.encode())
-    return commit
 
 
 def _tree(access: Access, source: str, url: str | None) -> Iterator[tuple[str, tuple[int, str]]]:

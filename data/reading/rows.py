@@ -21,7 +21,7 @@ from data.reading.access import Access
 from data.reading.copies import copy_files
 from data.reading.files import find_files
 from data.reading.formats import COMPRESSIONS, FORMATS, TEXT, format_of
-from data.reading.groups import HTTP, TRAIN, DataFile, Group, Listing
+from data.reading.groups import HTTP, TRAIN, Group, Listing
 from data.reading.table import Table
 from data.reading.text import text_parts
 
@@ -181,21 +181,16 @@ def _identified(listing: Listing, access: Access) -> Listing:
     """A listing with its fingerprint: without paths and times, which differ between machines."""
     digest = hashlib.sha256(json.dumps([listing.format, listing.column.name]).encode())
     for file in listing.files:
-        content = _content_of(access, listing.name, file)
+        content = file.version
+        if not file.is_remote:
+            begin = end = access.read(listing.name, file, 0, SAMPLE_BYTES)
+            if file.size > SAMPLE_BYTES:
+                end = access.read(listing.name, file, file.size - SAMPLE_BYTES, file.size)
+            content = hashlib.sha256(begin + end).hexdigest()
         digest.update(json.dumps([content, file.name, file.size]).encode())
     for group in listing.groups:
         digest.update(repr(VALUES(group)).encode())
     return replace(listing, fingerprint=digest.hexdigest())
-
-
-def _content_of(access: Access, source: str, file: DataFile) -> str:
-    """What identifies the content of a file on every machine."""
-    if file.is_remote:
-        return file.version
-    begin = end = access.read(source, file, 0, SAMPLE_BYTES)
-    if file.size > SAMPLE_BYTES:
-        end = access.read(source, file, file.size - SAMPLE_BYTES, file.size)
-    return hashlib.sha256(begin + end).hexdigest()
 
 
 def read_group(
@@ -203,8 +198,9 @@ def read_group(
 ) -> list[str]:
     """The texts of a group; only its bytes are read, and of Parquet only the column of text.
 
-    Each ends with a newline. With `skip_broken` a bad row is left out with a warning, or a group
-    that cannot be decoded. A group that cannot be fetched is waited for, or ends the run.
+    Each ends with a newline. With `skip_broken` a bad row is left out with a warning, or the rest
+    of a group, where it cannot be decoded. One that cannot be fetched is waited for, or ends the
+    run.
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
@@ -215,14 +211,12 @@ def read_group(
             f"{MOST_GROUP_BYTES / 1e9:.0f} GB of text, which is read as a whole. Split it into "
             "several files (Parquet: smaller row groups), or set data.streaming=false."
         )
-    left_out: list[str] = []
+    left_out: list[str] | None = [] if skip_broken else None
     try:
-        texts = [text for _, text in table.documents(group, left_out if skip_broken else None)]
+        texts = [text for _, text in table.documents(group, left_out)]
     except BrokenText as error:
-        if not skip_broken:
-            remedy = "data.skip_broken=true leaves out what is broken."
-            raise BrokenText(f"{error} {remedy}") from error
-        texts, left_out = [], [f"{table.place(group)}: {reason_of(error)}"]
+        remedy = "data.skip_broken=true leaves out what is broken."
+        raise BrokenText(f"{error} {remedy}") from error
     if left_out:
         others = f" and {len(left_out) - 1:,} more after it" if len(left_out) > 1 else ""
         access.note_left_out(listing.name, left_out[0] + others)

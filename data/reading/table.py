@@ -69,8 +69,8 @@ class Table:
     ) -> Iterator[tuple[int, str]]:
         """The number and the text of each row of a group that has one, with a final newline.
 
-        All texts of tables are read here. Raises BrokenText for a bad row, or adds it to
-        `left_out`, if that is given, and if the rest of the group cannot be decoded. Raises
+        All texts of tables are read here. Raises BrokenText for a bad row, and where the rest of
+        the group cannot be decoded; if `left_out` is given, adds a sentence to it instead. Raises
         DataError if no row of the first group of a file has the column; rows of a later one may
         have no text.
         """
@@ -80,24 +80,29 @@ class Table:
         def place() -> str:
             return f"the part after {self.place(group, number)}" if number else self.place(group)
 
-        with self.decoding(place):
-            for number, values in self.reader.rows(self, group):
-                try:
-                    if isinstance(values, BadRow):
-                        raise values
-                    text = self.column.document(values)
-                except BadRow as error:
-                    row = self.place(group, number)
-                    if left_out is None:
-                        reason = f"{reason_of(error)}. {error.remedy}"
-                        raise self.broken(f"{row} cannot be read: {reason}.") from error
-                    left_out.append(f"{row} ({reason_of(error)})")
-                    continue
-                if not has_column:
-                    has_column = bool(self.column.among(values))
-                    names |= dict.fromkeys(values)
-                if text:
-                    yield number, text
+        try:
+            with self.decoding(place):
+                for number, values in self.reader.rows(self, group):
+                    try:
+                        if isinstance(values, BadRow):
+                            raise values
+                        text = self.column.document(values)
+                    except BadRow as error:
+                        row, reason = self.place(group, number), reason_of(error)
+                        if left_out is None:
+                            sentence = f"{row} cannot be read: {reason}. {error.remedy}."
+                            raise self.broken(sentence) from error
+                        left_out.append(f"{row}: {reason}")
+                        continue
+                    if not has_column:
+                        has_column = bool(self.column.among(values))
+                        names |= dict.fromkeys(values)
+                    if text:
+                        yield number, text
+        except BrokenText as error:
+            if left_out is None:
+                raise
+            left_out.append(f"{place()}: {reason_of(error.__cause__ or error)}")
         if names and not has_column and group.index == 0:
             raise self.column.missing(self.where, list(names))
 
@@ -124,6 +129,10 @@ class Table:
                 "pull`, convert it to UTF-8, or unpack it."
             )
         return opened
+
+    def open_text(self, errors: str = "strict") -> io.TextIOWrapper:
+        """The decompressed content as UTF-8, with its line ends but without a byte order mark."""
+        return io.TextIOWrapper(self.open(), "utf-8-sig", errors, newline="")
 
     def whole(self) -> list[Group]:
         """The whole file as one group; none if it is empty."""
@@ -158,6 +167,12 @@ class Table:
             raise
         except UNREADABLE as error:
             what = self.file.name if place is None else place()
+            if isinstance(error, UnicodeDecodeError):
+                raise self.broken(
+                    f"{what} is not UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})."
+                    " Convert it to UTF-8, unpack it, or give it a name that says its format, such "
+                    "as .txt.gz."
+                ) from error
             raise self.broken(
                 f"{what} cannot be read: {reason_of(error)}. It is damaged, incomplete, a Git LFS "
                 "pointer or not what its name says: copy it again, or leave it out."

@@ -96,7 +96,7 @@ WRONG = [
     ("a.parquet", packed(pa.table({"body": ["a"]})), "text is not a column .* Its columns: body"),
     ("a.parquet", table("a")[:-9], "a.parquet cannot be read: "),
     ("a.parquet", b"PAR1 and no more", "a.parquet cannot be read: .* Git LFS pointer"),
-    ("a.parquet", without_utf8(), "a.parquet.* cannot be read: 'utf-8'"),
+    ("a.parquet", without_utf8(), "a.parquet.* is not UTF-8: byte 0xe9"),
     ("a.parquet", with_a_damaged_page(), "a.parquet.* cannot be read: "),
     # Compressed.
     (

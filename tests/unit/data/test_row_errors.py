@@ -70,19 +70,19 @@ def test_parquet_files_with_other_columns_are_read_together(tmp_path, reader):
     assert texts_of(reader, tmp_path / "*.parquet", tmp_path / "cache") == "a\na\n"
 
 
-SKIPPED = {
-    "a.csv": (b"text,n\na,1\na,b,2\na,b,3\na,4\n", ["a\n", "a\n"]),
-    "b.csv": (b'text,n\na,1\na,b,2\n"a"b,3\na,4\n', ["a\n", "a\n"]),
-    "a.json": (json.dumps([A, 3, {"text": 3}, A]).encode(), ["a\n", "a\n"]),
-    "a.jsonl": (lines("oops\n", A, {"text": [1]}), ["a\n"]),
-    "b.jsonl.gz": (gzip.compress(lines(A, "oops\n", A))[:-9], []),
+SKIPPED = {  # the content, the texts, and what is said of the rest
+    "a.csv": (b"text,n\na,1\na,b,2\na,b,3\na,4\n", ["a\n", "a\n"], "row 2 of a.csv: it has 3"),
+    "b.csv": (b'text,n\na,1\na,b,2\n"a"b,3\na,4\n', ["a\n", "a\n"], "row 2 of b.csv: it has 3"),
+    "a.json": (json.dumps([A, 3, {"text": 3}, A]).encode(), ["a\n", "a\n"], "row 2 of a.json: it"),
+    "a.jsonl": (lines("oops\n", A, {"text": [1]}), ["a\n"], "row 1 of a.jsonl: it is not JSON"),
+    "b.jsonl.gz": (gzip.compress(lines(A, "oops\n", A))[:-9], [], "b.jsonl.gz: Compressed file"),
 }
 
 
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_is_broken_is_left_out_where_the_user_says_so(tmp_path, name):
     """By a process that says nothing else, each time the same."""
-    content, texts = SKIPPED[name]
+    content, texts, left_out = SKIPPED[name]
     (tmp_path / name).write_bytes(content)
     warnings = []
     access = Access(tmp_path / "cache", None, warnings.append)
@@ -92,10 +92,20 @@ def test_what_is_broken_is_left_out_where_the_user_says_so(tmp_path, name):
     for _ in range(2):
         assert read_group(listing, listing.groups[0], access, skip_broken=True) == texts
     (warning,) = warnings  # although it was read twice
-    first = "1" if name == "a.jsonl" else "2"
-    what = f"row {first} of {name} (" if texts else f"{name}: "
-    assert warning.startswith(f"warning: data.source={tmp_path / name}: left out: {what}")
-    assert warning.endswith(") and 1 more after it") or not texts
+    assert warning.startswith(f"warning: data.source={tmp_path / name}: left out: {left_out}")
+    assert warning.endswith(" and 1 more after it") or not texts
+
+
+def test_rows_before_the_damage_are_not_left_out(tmp_path):
+    texts = [f"{number * 7919 % 10007}" for number in range(20_000)]
+    content = gzip.compress(lines(*({"text": text} for text in texts)))
+    (tmp_path / "a.jsonl.gz").write_bytes(content[:-9])
+    access = Access(tmp_path / "cache", None, (warnings := []).append)
+    listing = list_source(str(tmp_path / "a.jsonl.gz"), "text", access)
+    read = read_group(listing, listing.groups[0], access, skip_broken=True)
+    assert 0 < len(read) < len(texts)
+    assert read == [f"{text}\n" for text in texts[: len(read)]]
+    assert f"left out: the part after row {len(read)} of a.jsonl.gz: Compr" in warnings[0]
 
 
 def test_a_file_that_cannot_be_listed_is_left_out_as_well(tmp_path):
