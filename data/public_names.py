@@ -40,15 +40,14 @@ def public_resume(resume: str) -> str:
 
 def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as snapshots store it, without folders."""
-    found = {name: dict(part) if isinstance(part, dict) else part for name, part in config.items()}
-    for (section, name), public in PUBLIC.items():
-        part = found.get(section)
-        if isinstance(part, dict) and isinstance(part.get(name), str):
-            part[name] = public(part[name])
-    data = found.get("data")
-    if isinstance(data, dict) and isinstance(data.get("mix"), list):
-        data["mix"] = [{**part, "source": public_name(str(part["source"]))} for part in data["mix"]]
-    return found
+    public = {name: dict(part) if isinstance(part, dict) else part for name, part in config.items()}
+    for (section, key), shorten in PUBLIC.items():
+        part = public.get(section)
+        if isinstance(part, dict) and isinstance(part.get(key), str):
+            part[key] = shorten(part[key])
+    mix = public["data"]["mix"]
+    public["data"]["mix"] = [{**part, "source": public_name(str(part["source"]))} for part in mix]
+    return public
 
 
 def _last_part(folder: str) -> str:

@@ -60,9 +60,7 @@ def suffixes(path: str) -> tuple[str, str]:
 
 def format_of(name: str) -> str | None:
     """The format of a file, by its extension; None if it has no known one."""
-    suffix, compression = suffixes(name)
-    kind = FORMATS.get(suffix)
-    return None if kind == PARQUET and compression else kind  # it is compressed inside
+    return FORMATS.get(suffixes(name)[0])
 
 
 def is_data(path: str) -> bool:

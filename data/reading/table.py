@@ -83,18 +83,8 @@ class Table:
         try:
             with self.decoding(place):
                 for number, values in self.reader.rows(self, group):
-                    try:
-                        if isinstance(values, BadRow):
-                            raise values
-                        text = self.column.document(values)
-                    except BadRow as error:
-                        row, reason = self.place(group, number), reason_of(error)
-                        if left_out is None:
-                            sentence = f"{row} cannot be read: {reason}. {error.remedy}."
-                            raise self.broken(sentence) from error
-                        left_out.append(f"{row}: {reason}")
-                        continue
-                    if not has_column:
+                    text = self._document(values, group, number, left_out)
+                    if not (has_column or isinstance(values, BadRow)):
                         has_column = bool(self.column.among(values))
                         names |= dict.fromkeys(values)
                     if text:
@@ -106,6 +96,22 @@ class Table:
         if names and not has_column and group.index == 0:
             raise self.column.missing(self.where, list(names))
 
+    def _document(
+        self, values: Mapping[str, Any] | BadRow, group: Group, row: int, left_out: list[str] | None
+    ) -> str:
+        """The document of a row; empty if there is none, or if it is left out."""
+        try:
+            if isinstance(values, BadRow):
+                raise values
+            return self.column.document(values)
+        except BadRow as error:
+            place, reason = self.place(group, row), reason_of(error)
+            if left_out is None:
+                sentence = f"{place} cannot be read: {reason}. {error.remedy}."
+                raise self.broken(sentence) from error
+            left_out.append(f"{place} ({reason})")
+            return ""
+
     def read(self, begin: int, end: int) -> bytes:
         """Bytes of the file. Raises as `Access.read`."""
         return self.access.read(self.source, self.file, begin, end)
@@ -113,8 +119,8 @@ class Table:
     def open(self, ahead: int = AHEAD_BYTES, begin: int = 0) -> io.BufferedReader:
         """The decompressed content; `ahead` bytes are requested at once, the first ones at `begin`.
 
-        Raises BrokenText if it begins as no text does, OSError or EOFError if it is not compressed
-        as its name says.
+        Raises an error of `UNREADABLE` if it begins as no text does, or is not compressed as its
+        name says.
         """
         raw: Any = FileRange(self, ahead)
         raw.seek(begin)
@@ -122,12 +128,11 @@ class Table:
         content = COMPRESSIONS[compression](raw) if compression else raw
         opened = io.BufferedReader(content, PIECE_BYTES)
         head = opened.peek(HEAD_BYTES)[:HEAD_BYTES]
+        if head.startswith(LFS_POINTER):
+            raise ValueError("it is a Git LFS pointer")
         # NUL is a character of UTF-8, but no text has many: a tar archive, UTF-16, a torn copy do.
-        if head.startswith(LFS_POINTER) or head.count(0) * 4 > len(head):
-            raise self.broken(
-                f"{self.file.name} is a Git LFS pointer, UTF-16 or binary. Fetch it with `git lfs "
-                "pull`, convert it to UTF-8, or unpack it."
-            )
+        if head.count(0) * 4 > len(head):
+            raise ValueError("it is UTF-16 or binary")
         return opened
 
     def open_text(self, errors: str = "strict") -> io.TextIOWrapper:
@@ -167,15 +172,13 @@ class Table:
             raise
         except UNREADABLE as error:
             what = self.file.name if place is None else place()
+            reason = reason_of(error)
             if isinstance(error, UnicodeDecodeError):
-                raise self.broken(
-                    f"{what} is not UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})."
-                    " Convert it to UTF-8, unpack it, or give it a name that says its format, such "
-                    "as .txt.gz."
-                ) from error
+                reason = f"byte 0x{error.object[error.start]:02x} is not UTF-8 ({error.reason})"
             raise self.broken(
-                f"{what} cannot be read: {reason_of(error)}. It is damaged, incomplete, a Git LFS "
-                "pointer or not what its name says: copy it again, or leave it out."
+                f"{what} cannot be read: {reason}. It is damaged, incomplete, a Git LFS pointer or "
+                "not what its name says: copy it again (`git lfs pull`), convert it to UTF-8, "
+                "unpack it, or give it a name that says its format, such as .txt.gz."
             ) from error
 
     def broken(self, sentence: str) -> BrokenText:

@@ -23,7 +23,7 @@ MISTAKES = {
         "model.dropout=1.5 must be between 0 and 0.99.",
         "'steps' is not of the form key=value.",
     ],
-    "data.source={tmp}/latin1.txt": ["latin1.txt is not UTF-8: byte 0xe9 "],
+    "data.source={tmp}/latin1.txt": ["latin1.txt cannot be read: byte 0xe9 is not UTF-8"],
     "snapshot.resume={tmp}/nowhere": [
         "nowhere is neither a folder that exists",
         "auto is the newest",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
 import hubs
 import runs
 from common.printable import redact_urls
+from loopback_texts import serving
 
 
 @pytest.mark.parametrize(
@@ -40,37 +38,21 @@ def test_what_holds_no_secret_is_left_alone(text):
     assert redact_urls(text) == text
 
 
-@pytest.fixture
-def address(text_file):
-    """The text behind an address that takes any query."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments):
-            super().__init__(*arguments, directory=str(text_file.parent))
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/{text_file.name}"
-        server.shutdown()
-        thread.join()
-
-
-def test_no_token_is_stored_shown_or_uploaded(small, tmp_path, hub, address):
+def test_no_secret_is_stored_shown_or_uploaded(small, tmp_path, hub, text_file):
     words = [word for word in small if not word.startswith("data.")]
     words += ["data.block_size=16", f"data.cache_dir={tmp_path / 'cache'}"]
-    for steps, token in ((2, "mysecret1"), (4, "mysecret2")):
-        result = runs.train(
-            *words,
-            *hubs.words(tmp_path / "run", f"train.max_steps={steps}"),
-            f'data.source="{address}?token={token}&x=1"',
-            **hub.environment(),
-        )
-        assert result.returncode == 0, result.stderr
-        assert "mysecret" not in result.stdout + result.stderr
+    with serving(lambda path: (200, {}, [text_file.read_bytes()])) as (address, _):
+        address += "/text.txt"
+        secret = f"{address.replace('//', '//me:mysecret@')}?x=1&token=mysecret"
+        for steps in (2, 4):
+            result = runs.train(
+                *words,
+                *hubs.words(tmp_path / "run", f"train.max_steps={steps}"),
+                f'data.source="{secret}{steps}"',
+                **hub.environment(),
+            )
+            assert result.returncode == 0, result.stderr
+            assert "mysecret" not in result.stdout + result.stderr
     assert f"{address}?***: " in result.stdout
     assert "changed   data.source" not in result.stdout
     assert hubs.step_of(hub) == 4
