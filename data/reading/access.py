@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from fsspec.spec import AbstractFileSystem
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers
 
@@ -98,16 +99,12 @@ class Access:
                 if response.status_code != PARTIAL_CONTENT:  # some caches send all of it
                     raise Unanswered("the answer is not the range of bytes that was requested")
                 return response.read()
-        file.system.invalidate_cache(file.path)  # or it may answer with what it has listed
-        if version_of(file.system.info(file.path)) != file.version:
-            raise Refused(
-                "has changed since the run listed it. Restore it, or start another run on the "
-                "files as they are."
-            )
-        if not file.is_remote:  # of many small files: fsspec takes twice as long
+        if not file.is_remote:  # fsspec takes twice as long for a small one
             with open(file.path, "rb") as opened:
+                _refuse_changed(file, file.system)
                 opened.seek(begin)
                 return opened.read(end - begin)
+        _refuse_changed(file, file.system)
         return bytes(file.system.cat_file(file.path, start=begin, end=end))
 
     def until_answered(
@@ -177,6 +174,16 @@ class Access:
             self._warn(f"warning: data.source={source}: left out: {what}")
 
 
+def _refuse_changed(file: DataFile, system: AbstractFileSystem) -> None:
+    """Raise Refused if a file is not as it was listed."""
+    system.invalidate_cache(file.path)  # or it may answer with what it has listed
+    if version_of(system.info(file.path)) != file.version:
+        raise Refused(
+            "has changed since the run listed it. Restore it, or start another run on the files "
+            "as they are."
+        )
+
+
 def version_of(info: dict[str, Any]) -> str:
     """A string that changes when the file does, from what fsspec knows about it."""
     keys = ("ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "created")
@@ -192,9 +199,9 @@ def _sentence(failure: Failure) -> str:
     if isinstance(cause, Refused):
         return str(cause)
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
-        remedy = "Check its name; a data set of the Hub is named owner/name"
         is_here = getattr(cause, "errno", None) is not None
-        return f"does not exist ({failure}). {remedy}." + (f" {LOG_IN}" * (not is_here))
+        remedy = "Check its name; a data set of the Hub is named owner/name."
+        return f"does not exist ({failure}). {remedy if is_here else f'{remedy} {LOG_IN}'}"
     if status in (401, 403) or isinstance(cause, PermissionError):
         return f"is refused ({failure}). Check the credentials and the signature of a URL. {LOG_IN}"
     return f"cannot be read: {failure}. Check the path or the address, and the credentials."

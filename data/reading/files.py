@@ -82,7 +82,7 @@ def _listed(source: str) -> list[DataFile]:
 
 
 def _file_name_of(url: str) -> str:
-    """A file name with the end of the URL's path, which decides the format."""
+    """A file name of at most 100 characters: the end of the URL's path, which says the format."""
     path = re.split("[?#]", url)[0]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rpartition("/")[2])
     return name[-100:].lstrip(".") or "text.txt"
