@@ -1,1 +1,1 @@
-"""Snapshots on the Hugging Face Hub: client, errors, download, commit, card, uploader."""
+"""Snapshots away from this disk: a repo of the Hub, or files under any URL of fsspec."""

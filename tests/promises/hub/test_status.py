@@ -8,25 +8,15 @@ import pytest
 
 import hubs
 import runs
-import stores
 from snapshot.__main__ import main
 from store.kinds import open_store
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
-)
 RUN, ATTEMPT = "1" * 32, "a" * 32
 
 
-@pytest.fixture(params=stores.cases(stores.KINDS))
-def url(request, tmp_path, monkeypatch):
-    """The URL of a new store, to which this process is led."""
-    with stores.place(request.param, tmp_path, monkeypatch) as place:
-        place.open().create(private=True)
-        yield place.url
-
-
-def test_the_status_of_a_store(url, finished_run, capsys, monkeypatch):
+def test_the_status_of_a_store(finished_run, tmp_path, capsys, monkeypatch):
+    """Of a folder; that each kind of store has one: test_stores."""
+    url = f"file://{tmp_path}"
     monkeypatch.setattr("store.attempt.platform.node", lambda: "my laptop|")
     store = open_store(url, 5.0)
     assert main(["status", url]) == 2

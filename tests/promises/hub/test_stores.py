@@ -78,7 +78,7 @@ def test_what_is_uploaded_to_a_new_store_comes_back(place, finished_run, tmp_pat
     assert manifest_sha256(begun.folder) == manifest_sha256(snapshots[-1])
     named = choose_start(tmp_path / "new", place.url)
     assert named.state.step == 30
-    assert main(["list", place.url]) == 0
+    assert main(["list", place.url]) == main(["status", place.url]) == 0
 
 
 def test_pruned_are_all_but_the_newest_milestones_and_the_best(place, snapshot_of):
