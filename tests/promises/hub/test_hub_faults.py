@@ -211,11 +211,13 @@ def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub
         pytest.param("resolve-head", "hang", marks=pytest.mark.slow),  # the client waits 10 s
         ("info", "refuse"),
         ("tree", "reset"),
+        ("tree", "status"),  # a rate limit that lasts longer than a request may
     ],
 )
 def test_a_download_that_fails_once_is_made_again(near_hub, finished_run, tmp_path, endpoint, kind):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
-    fault = near_hub.fault(endpoint, kind)
+    limit = {"status": 429, "headers": {"Retry-After": "3"}} if kind == "status" else {}
+    fault = near_hub.fault(endpoint, kind, **limit)
     begun = started_empty(tmp_path, 30.0 if kind == "hang" else 1.0)
     assert fault.hits
     assert begun.state.step == 10
