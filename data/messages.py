@@ -36,8 +36,8 @@ class Conversation(NamedTuple):
     @classmethod
     def from_json(cls, document: str) -> Conversation:
         """Parse the output of `as_json`."""
-        found = json.loads(document)
-        return cls(found) if isinstance(found, list) else cls(found.pop("messages"), found)
+        content = json.loads(document)
+        return cls(content) if isinstance(content, list) else cls(content.pop("messages"), content)
 
     def as_json(self) -> str:
         """The messages; with extras an object of all, by name. Dates of Parquet become texts."""
@@ -96,29 +96,29 @@ def _message(message: Any) -> Message:
     """
     if not isinstance(message, dict):
         raise ValueError("it has a message that is not an object")
-    found = {str(key): value for key, value in message.items() if value is not None}
-    if not isinstance(found.get("role"), str):
+    entries = {str(key): value for key, value in message.items() if value is not None}
+    if not isinstance(entries.get("role"), str):
         raise ValueError("it has a message whose role is not a text")
-    content = found.get("content")
-    is_absent = content is None and not found.keys().isdisjoint(INSTEAD_OF_CONTENT)
+    content = entries.get("content")
+    is_absent = content is None and not entries.keys().isdisjoint(INSTEAD_OF_CONTENT)
     if not (is_absent or isinstance(content, str) or _are_objects(content)):
         raise ValueError("it has a message whose content is not a text")
-    return found
+    return entries
 
 
 def _objects(name: str, value: Any) -> list[Any]:
     """The tools or documents of a row, perhaps as JSON. Raises BadRow for what they cannot be."""
-    found = value
+    objects = value
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
-            found = json.loads(value)
-    if not _are_objects(found):
+            objects = json.loads(value)
+    if not _are_objects(objects):
         raise BadRow(
             f"{name} is not a list of objects: {value!r:.60}",
             f"A chat template reads {name} as a list of objects. Convert it to one, or rename the "
             "column",
         )
-    return list(found)
+    return list(objects)
 
 
 def _are_objects(value: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -69,7 +70,7 @@ class SubwordTokenizer(Tokenizer):
         settings: dict[str, Any],
         where: str,
         ends: Sequence[int] = (),
-        rows: int | None = None,
+        rows: int = sys.maxsize,
     ) -> None:
         """`where` names it in messages; for the others see `own_form`. Raises DataError."""
         self._where = where
@@ -196,7 +197,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
         tokenizer_settings(folder),
         f"data.tokenizer={folder}",
         end_ids(folder),
-        rows if type(rows) is int else None,
+        rows if type(rows) is int else sys.maxsize,
     )
 
 

@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -158,11 +159,7 @@ def lost_in(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[float, str]:
     Normalizers change characters, and a token for what is unknown stands for any. A model of such
     tokens never sees the text, so its bits per byte would be those of another one.
     """
-    text = ""
-    for part in texts:
-        text += part[: COMPARED_CHARACTERS - len(text)]
-        if len(text) == COMPARED_CHARACTERS:
-            break
+    text = "".join(islice(chain.from_iterable(texts), COMPARED_CHARACTERS))
     before, after = Counter(text), Counter(tokenizer.decode(tokenizer.encode(text)))
     changed = before - after or after - before
     which = "".join(character for character, _ in changed.most_common(SHOWN))

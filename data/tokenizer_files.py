@@ -63,30 +63,32 @@ def chat_templates(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def own_form(
-    content: bytes, settings: dict[str, Any], ends: Sequence[int], rows: int | None
+    content: bytes, settings: dict[str, Any], ends: Sequence[int], rows: int
 ) -> tuple[bytes, dict[str, Any]]:
     """A tokenizer.json and its settings, as snapshots have them.
 
     Every special token has its flag in tokenizer.json, which cuts and pads nothing. The settings
     are special tokens that it has (transformers would add others, beyond the embedding) and chat
     templates. `settings` are the entries of a tokenizer_config.json; without an eos_token there,
-    one of `ends` is it. An embedding has so many `rows`. Raises errors of any type for files that
-    are not of this kind.
+    one of `ends` is it. Special tokens without a row in an embedding of so many `rows` are removed;
+    no text is such a token. Raises errors of any type for files that are not of this kind.
     """
     described = json.loads(content)
     added = described.setdefault("added_tokens", [])
     before = json.dumps({name: described.get(name) for name in EDITED})
     described["truncation"] = described["padding"] = None
-    if rows is not None:
-        _remove_beyond(rows, described)
     vocabulary = described["model"]["vocab"]
     if isinstance(vocabulary, list):  # Unigram's has pairs of a piece and its score
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    # Gemma 3's smaller models have the tokenizer of the larger ones, with a token for images.
+    for token in [one for one in added if one["special"] and one["id"] >= rows]:
+        added.remove(token)
+        vocabulary.pop(token["content"], None)
     known = {token["content"]: token for token in added}
     numbers = {**vocabulary, **{text: token["id"] for text, token in known.items()}}
     flags: dict[str, dict[str, bool]] = {}
     for number, entry in (settings.get(LISTED) or {}).items():
-        if rows is None or int(number) < rows:
+        if int(number) < rows:
             # transformers would add it, so a chat template that writes it had other tokens there.
             if numbers.get(entry["content"]) != int(number):
                 raise ValueError(f"{entry['content']!r} is not token {number} there")
@@ -114,18 +116,6 @@ def own_form(
     if json.dumps({name: described.get(name) for name in EDITED}) != before:
         content = json.dumps(described, ensure_ascii=False).encode() + b"\n"
     return content, kept
-
-
-def _remove_beyond(rows: int, described: dict[str, Any]) -> None:
-    """Remove the special tokens for which an embedding has no row; no text is such a token.
-
-    Gemma 3's smaller models have the tokenizer of the larger ones, with a token for images.
-    """
-    added, vocabulary = described["added_tokens"], described["model"]["vocab"]
-    for token in [one for one in added if one["special"] and one["id"] >= rows]:
-        added.remove(token)
-        if isinstance(vocabulary, dict):
-            vocabulary.pop(token["content"], None)
 
 
 def end_ids(folder: Path) -> list[int]:
