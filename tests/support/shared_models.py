@@ -73,49 +73,31 @@ def mean(tensor: Tensor) -> Tensor:
     return total / dist.get_world_size()
 
 
-def contexts(name: str) -> dict[str, tuple[float, float]]:
+def differences(name: str, shared_as: str) -> dict[str, tuple[float, float]]:
     """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
     torch.manual_seed(0)
-    alone, shared = (build_model(sizes(name)) for _ in range(2))  # without dropout
-    shared.load_state_dict(alone.state_dict())
-    if not shared.can_share_context:
-        return {}
-    shared.share_context(Context(dist.group.WORLD))
-    found = {}
-    for kind, batch in batches().items():
-        losses = [loss_of(model, batch) for model in (alone, shared)]
-        pairs = zip(alone.parameters(), shared.parameters(), strict=True)
-        worst = max(
-            float((mean(other.grad) - one.grad).abs().max() / one.grad.abs().max().clamp(1e-6))
-            for one, other in pairs
-            if one.grad is not None  # an expert that no token uses has none
-        )
-        found[kind] = abs(float(mean(losses[1]) - losses[0])), worst
-    return found
-
-
-def tensors(name: str) -> dict[str, tuple[float, float]]:
-    """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
-    torch.manual_seed(0)
-    heads = {"num_key_value_heads": 4} if dist.get_world_size() == 4 else {}
-    alone, shared = (build_model(sizes(name, **heads)) for _ in range(2))
-    if not shared.tensor_plan:
+    size, of_contexts = dist.get_world_size(), shared_as == "contexts"
+    heads = {"num_key_value_heads": 4} if size == 4 and not of_contexts else {}
+    alone, shared = (build_model(sizes(name, **heads)) for _ in range(2))  # without dropout
+    if not (shared.can_share_context if of_contexts else shared.tensor_plan):
         return {}
     for one in alone.parameters():  # biases begin as zeros
         one.data += 0.01 * torch.randn(one.shape)
     shared.load_state_dict(alone.state_dict())
-    shared.share_matrices(init_device_mesh("cpu", (dist.get_world_size(),)))
+    if of_contexts:
+        shared.share_context(Context(dist.group.WORLD))
+    else:
+        shared.share_matrices(init_device_mesh("cpu", (size,)))
     layout, whole = shared.layout(), alone.layout().parameters()
-    found = {}
+    others, found = layout.parameters(), {}
     for kind, batch in batches().items():
-        losses = [loss_of(model, batch) for model in (alone, shared)]
-        worst = 0.0
-        others = layout.parameters()
+        losses, worst = [loss_of(model, batch) for model in (alone, shared)], 0.0
         for file, names in layout.by_file_name(others).items():  # query, key and value are three
-            grad = whole[file].grad
-            difference = torch.cat([gather_full(others[name].grad) for name in names]) - grad
-            worst = max(worst, float(difference.abs().max() / grad.abs().max().clamp(1e-6)))
-        found[kind] = abs(float(losses[1] - losses[0])), worst
+            if (grad := whole[file].grad) is not None:  # an expert that no token uses has none
+                gathered = torch.cat([gather_full(others[name].grad) for name in names])
+                difference = (mean(gathered) - grad).abs().max() / grad.abs().max().clamp(1e-6)
+                worst = max(worst, float(difference))
+        found[kind] = abs(float(mean(losses[1]) - losses[0])), worst
     ids = batches()["whole"][0][:, :7]
     with torch.no_grad():
         logits = [model.eval()(ids) for model in (alone, shared)]
@@ -125,8 +107,8 @@ def tensors(name: str) -> dict[str, tuple[float, float]]:
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    differences = {"contexts": contexts, "tensors": tensors}[sys.argv[1]]
-    content = {name: differences(name) for name in ("gpt2", *(f"their {one}" for one in PACKING))}
+    names = ("gpt2", *(f"their {one}" for one in PACKING))
+    content = {name: differences(name, sys.argv[1]) for name in names}
     if accelerator.is_main_process:
         content["processes"] = accelerator.num_processes
         Path(sys.argv[2]).write_text(json.dumps(content))
