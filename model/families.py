@@ -50,18 +50,19 @@ def build_model(config: ModelConfig) -> LanguageModel:
     return model
 
 
+def build_without_memory(config: ModelConfig) -> LanguageModel:
+    """A model of which the constants alone have memory and values. Raises as `build_model` does."""
+    with WithoutMemory():
+        return build_model(config)
+
+
 def build_empty(config: ModelConfig) -> LanguageModel:
     """A model whose parameters have no values yet, and take memory only when they are written.
 
     Buffers, which are constants, have their values. Raises what `build_model` does, and ModelError
     for a buffer that is no constant.
     """
-
-    def without_memory() -> LanguageModel:
-        with WithoutMemory():
-            return build_model(config)
-
-    model = without_memory()
+    model = build_without_memory(config)
     empty: dict[int, nn.Parameter] = {}
     for place, module in model.named_modules():
         for name, one in module.named_parameters(recurse=False):
@@ -73,7 +74,6 @@ def build_empty(config: ModelConfig) -> LanguageModel:
         for name, one in module.named_buffers(recurse=False):
             if one.is_meta:
                 raise ModelError(f"cannot be built: its buffer {place}.{name} is no constant")
-    model.template = without_memory
     return model
 
 
@@ -82,6 +82,5 @@ def layout_without_memory(config: ModelConfig) -> Layout:
 
     Raises ModelError and LoraError.
     """
-    with torch.device("meta"), WithoutMemory():
-        model = build_model(config)
-    return model.layout()
+    with torch.device("meta"):
+        return build_without_memory(config).layout()

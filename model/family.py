@@ -9,7 +9,7 @@ Letters in shapes: B batch, H heads, T time (positions), D channels of a head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
@@ -96,8 +96,6 @@ class LanguageModel(nn.Module, ABC):
     Muon orthogonalizes each of them. A weight whose rows are interleaved counts as one matrix.
     """
 
-    template: Callable[[], LanguageModel] | None = None
-    """Builds the same model without memory, if this one is new and has no values yet."""
     can_share_context: bool = False
     """Whether its attention is that of `rows_at`, so that processes can share a sequence."""
     context: Context | None = None

@@ -54,13 +54,12 @@ class WithoutMemory(TorchDispatchMode):
 
 
 @torch.no_grad()
-def draw(model: Any, seed: int, adapters_only: bool = False) -> None:
+def draw(model: Any, template: Any, seed: int, adapters_only: bool = False) -> None:
     """Give a model of `build_empty`, prepared or not, the values that a new one begins with.
 
-    They are a function of the seed and of the modules' names. Raises ModelError for a parameter
-    that nothing initialises.
+    They are a function of the seed and of the modules' names; `template`, the same model without
+    memory, draws them. Raises ModelError for a parameter that nothing initialises.
     """
-    template = model.template()
     layout, of_template = model.layout(), template.layout()
     targets = {**layout.parameters(), **layout.adapters()}
     parts = layout.by_file_name(targets)

@@ -17,7 +17,7 @@ from data.loader import CANNOT_MASK
 from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
 from data.tokenizer_files import generation_settings
-from model.families import build_empty
+from model.families import build_empty, build_without_memory
 from model.family import LanguageModel
 from model.frozen import AUTO, FLOAT32, NF4, keep_frozen, refuse_without_kernels
 from model.gpt import GPT2
@@ -214,7 +214,8 @@ def fill_weights(
             restore(folder, model, optimizer)
             return
         with model_errors("The model "):
-            draw(model, seed, adapters_only=base is not None)
+            template = build_without_memory(model.config)
+            draw(model, template, seed, adapters_only=base is not None)
 
     run_on_all(accelerator, fill)
     if start.state is not None and start.state.loss_scaler and accelerator.scaler is not None:
