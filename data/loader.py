@@ -119,9 +119,8 @@ class DocumentRows(Windows):
     """
 
     def __init__(self, documents: Documents, block_size: int, ignored: int, pack: bool) -> None:
+        super().__init__(documents.tokens, block_size, ignored)
         self.documents = documents
-        self.block_size = block_size
-        self.ignored = ignored
         self.has_positions = pack
         starts = np.concatenate(([0], documents.ends[:-1])).astype(np.int64)
         lengths = documents.ends - starts - 1  # of the inputs: the last token is only a target

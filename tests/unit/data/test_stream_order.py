@@ -9,19 +9,16 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
-from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streams
 from config.schema import DataConfig
 from data.errors import DataError
-from data.loader import StepBatches, windows_of
 from data.order import WHOLE, Mix, shares_of
 from data.reading.access import Access
 from data.reading.groups import DataFile, Group, Listing
 from data.reading.rows import list_source
-from data.split import Split
 from data.streaming.windows import StreamSource, held_out_parts
 from streams import held_out_ids
 
@@ -109,22 +106,6 @@ def test_a_run_continues_after_any_step_as_if_it_had_not_stopped(mixed):
             assert batch[0].equal(its_batch[0])
             assert batch[1].equal(its_batch[1])
             assert after == there
-
-
-@pytest.mark.parametrize(("processes", "micro_batches"), [(1, 2), (2, 1), (4, 1), (2, 2)])
-def test_processes_and_micro_batches_change_no_step(mixed, processes, micro_batches):
-    def items(rank: int, split: Split):
-        order = windows_of(mixed().train, BLOCK, -100, False).order(0, BATCH)
-        shard = BatchSamplerShard(StepBatches(order, split, 1), split.parts, rank, True)
-        return (
-            [[(file.path.name, *span) for file, *span in row] for row in rows] for rows in shard
-        )
-
-    split = Split(BATCH, processes, micro_batches)
-    shards = [items(rank, split) for rank in range(processes)]
-    for step in islice(items(0, Split(BATCH)), 40):
-        parts = [part for _ in range(micro_batches) for shard in shards for part in next(shard)]
-        assert parts == step
 
 
 def test_the_seed_and_the_number_of_a_source_decide_the_order_but_not_what_is_held_out(
