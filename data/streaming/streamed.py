@@ -196,7 +196,8 @@ class StreamedText:
 
         Opens the first window of each source. Raises DataError as reading does.
         """
-        self._walks = [Walk(*one) for one in zip(self.sources, self._start, strict=True)]
+        pairs = zip(self.sources, self._start, strict=True)
+        self._walks = [Walk(source, start) for source, start in pairs]
         for walk in self._walks if self._reads_ahead else ():  # the first windows must not wait
             walk.read_ahead()
         self._block_size, self._global_batch_size = block_size, global_batch_size

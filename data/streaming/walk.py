@@ -7,6 +7,7 @@ reading them: so a snapshot has a cursor for each source, and a start reads one 
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,8 @@ class Walk:
 
     def __init__(self, source: StreamSource, start: Cursor) -> None:
         """Raises DataError if the source has no such place, and as reading does."""
-        self._source, self._blocks, self._reads_ahead = source, start.blocks, False
+        self._source, self._blocks = source, start.blocks
+        self._reads_ahead, self._ahead = False, threading.Lock()
         if not self._has(start):
             raise DataError(
                 f"data.source={source.listing.name} has no row {start.row} with a token "
@@ -114,4 +116,5 @@ class Walk:
         window = self._window
         for _ in range(WINDOWS_AHEAD):
             window = self._source.after(window)
-            self._source.open(window)
+            with self._ahead:  # not twice, also on a disk without locks
+                self._source.open(window)
