@@ -18,7 +18,6 @@ from data.progress import Progress
 from data.reading.access import OID, Access, version_of
 from data.reading.groups import DataFile
 
-LOCAL = LocalFileSystem()
 PIECE_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
 """Bytes that are requested at once of a file that is listed: what a failing connection repeats at
@@ -64,8 +63,9 @@ def _copy(access: Access, source: str, progress: Progress, file: DataFile) -> Da
 
     # The user may have removed one that could not be read from its folder.
     make_once(target.parent, make, target.exists)
-    info = LOCAL.info(target)
-    return DataFile(str(target), file.name, info["size"], version_of(info), LOCAL)
+    disk = LocalFileSystem()
+    info = disk.info(target)
+    return DataFile(str(target), file.name, info["size"], version_of(info), disk)
 
 
 def _download(access: Access, url: str, opened: IO[bytes], progress: Progress) -> None:

@@ -46,11 +46,6 @@ class DataFile:
         """Whether it is read over a network."""
         return not isinstance(self.system, LocalFileSystem)
 
-    @property
-    def is_compressed(self) -> bool:
-        """Whether its extension says so."""
-        return suffixes(self.name)[1] != ""
-
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -28,8 +28,8 @@ REMEDY = (
 
 def groups(table: Table) -> list[Group]:
     """Ranges of lines. A compressed file is one group, and `.json`, which may be an array."""
-    is_whole = table.file.is_compressed or suffixes(table.file.name)[0] == ".json"
-    return table.whole() if is_whole else table.parts(GROUP_BYTES)
+    suffix, compression = suffixes(table.file.name)
+    return table.whole() if compression or suffix == ".json" else table.parts(GROUP_BYTES)
 
 
 def rows(table: Table, group: Group) -> Iterator[Row]:

@@ -112,10 +112,6 @@ class Table:
             left_out.append(f"{place} ({reason})")
             return ""
 
-    def read(self, begin: int, end: int) -> bytes:
-        """Bytes of the file. Raises as `Access.read`."""
-        return self.access.read(self.source, self.file, begin, end)
-
     def open(self, ahead: int = AHEAD_BYTES, begin: int = 0) -> io.BufferedReader:
         """The decompressed content; `ahead` bytes are requested at once, the first ones at `begin`.
 
@@ -145,7 +141,7 @@ class Table:
 
     def parts(self, size: int) -> list[Group]:
         """The groups of rows that begin in each `size` bytes of the file."""
-        is_packed = self.file.is_compressed or format_of(self.file.name) == PARQUET
+        is_packed = suffixes(self.file.name)[1] or format_of(self.file.name) == PARQUET
         ratio = PACKED_RATIO if is_packed else 1
         parts = []
         for index, begin in enumerate(range(0, self.file.size, max(size, 1))):
@@ -201,4 +197,4 @@ class FileRange(AbstractBufferedFile):
         self._table = table
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return self._table.read(start, end)
+        return self._table.access.read(self._table.source, self._table.file, start, end)

@@ -9,6 +9,7 @@ import pytest
 
 import data.prepare
 import data.progress
+import data.reading.rows
 import data.reading.text
 import training.run.text
 from config.schema import Config
@@ -41,17 +42,17 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(prepare, tmp_path, mon
         if f"{activity} {tmp_path / 'a.txt'}: " in line:
             said.set()
 
-    really = data.reading.text._decoded
+    really = data.reading.rows.text_parts
     passes = []
 
-    def decoded(file):
-        passes.append(file)
-        for number, text in enumerate(really(file)):
+    def slow(tables):
+        passes.append(tables)
+        for number, part in enumerate(really(tables)):
             if number == 5 and len(passes) == (1 if activity == "reading" else 2):
                 assert said.wait(timeout=60)
-            yield text
+            yield part
 
-    monkeypatch.setattr(data.reading.text, "_decoded", decoded)
+    monkeypatch.setattr(data.reading.rows, "text_parts", slow)
     prepare(tmp_path / "a.txt", say=say)
 
     assert said.is_set()
