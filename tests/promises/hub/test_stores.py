@@ -361,12 +361,7 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
         pytest.param("a repo", 3, marks=pytest.mark.thorough),
         *(
             pytest.param(kind, kills, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
-            for kind, kills in (
-                ("a repo", 20),
-                ("S3", 20),
-                ("a folder", 5),
-                ("a bucket of the Hub", 5),
-            )
+            for kind, kills in (("a repo", 20), ("S3", 20), ("a bucket of the Hub", 5))
         ),
     ],
 )
