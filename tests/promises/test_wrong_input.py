@@ -26,7 +26,7 @@ MISTAKES = {
     "data.source={tmp}/latin1.txt": ["latin1.txt cannot be read: byte 0xe9 is not UTF-8"],
     "snapshot.resume={tmp}/nowhere": [
         "nowhere is neither a folder that exists",
-        "auto is the newest",
+        "Name a snapshot that is whole, a run's folder, or its store, or leave it out.",
     ],
 }
 """One of each room, and parts of its sentences, which have tests of their own."""
