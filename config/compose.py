@@ -56,8 +56,9 @@ def load_config(arguments: Sequence[str]) -> Config:
     """
     from config.checks import problems  # imports torch
 
-    composed, mistakes = compose_valid(arguments)
+    mistakes: list[str] = []
     try:
+        composed, mistakes = compose_valid(arguments)
         config = OmegaConf.to_object(composed)
     except BAD_VALUE as error:  # a reference such as ${run.nam} or ${oc.env:SEED}
         key = getattr(error, "full_key", None) or "the configuration"

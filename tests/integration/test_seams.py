@@ -203,7 +203,7 @@ def edit(monkeypatch, change) -> None:
 
 
 def check_own(config: Config) -> None:
-    """What `Session.open` checks of a model of our own."""
+    """What `Session.begin` checks of a model of our own."""
     check_described(layout_for(gpt_config(config, vocab_size=1)))
 
 

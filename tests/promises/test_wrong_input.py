@@ -139,3 +139,10 @@ def test_a_precision_that_there_is_not_is_refused(small, tmp_path):
     result = runs.train(*small, f"run.dir={tmp_path / 'run'}", **of_fp8, code=2)
     assert "recipe_name: columnwise. Scales are of whole tensors: set tensorwise." in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_unlike_its_config_json_is_refused_before_anything_is_written(small, tmp_path):
+    places = [f"run.dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}"]
+    words = runs.command("undescribed", *small, *places, script=str(runs.ALTERED))
+    assert "model/gpt.py has extra []" in runs.run(words, code=2).stderr
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ python tests/support/altered.py ALTERATION key=value ...
     aborts       the process of rank 0 aborts at step 5 in a thread of C, as NCCL's watchdog does
     fails        the process of rank 1 fails at step 5, alone
     evaluates-N  killed in the evaluation after step N, when its snapshot has been written
+    undescribed  our GPT has a parameter that its config.json does not tell of
     groups       the main process prints the process groups in which it has called a collective
     weights      the main process prints the hashes of the first weights; then all end
 """
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import train
+from model.gpt import GPT
 from model.sharded import gather_full
 from training.distributed.accelerator import unwrapped
 from training.distributed.launcher import is_main_process
@@ -93,7 +95,19 @@ def end_after_the_first_weights() -> None:
     session.fill_weights = fill_and_end
 
 
+def add_parameter() -> None:
+    build = GPT.__init__
+
+    def build_and_add(model, config):
+        build(model, config)
+        model.extra = torch.nn.Parameter(torch.ones(()))
+
+    GPT.__init__ = build_and_add
+
+
 def main(config, attempt) -> int:
+    if name == "undescribed":
+        add_parameter()
     if name == "evaluates":
         kill_in_evaluation(attempt, int(value))
     if name == "weights":

@@ -182,7 +182,7 @@ FAULTS = [
     ),
     Fault(
         "a loss mask that is shifted by one",
-        "data/documents.py",
+        "data/loader.py",
         "self.documents.are_targets(start + 1, length)",
         "self.documents.are_targets(start, length)",
         ("loss mask", "targets"),

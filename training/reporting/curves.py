@@ -42,10 +42,10 @@ class Curves:
             console.warn(f"{CURVES} was not drawn: {error}.")
 
     def losses(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and losses (2, N) of training and of the evaluations. Raises ConfigError."""
+        """Steps and losses (2, N) of training and of the evaluations."""
         for end, record in scan(self._run_dir / METRICS, self._end):
             self._end = end
-            if (event := record["event"]) in self._points:
+            if (event := record.get("event")) in self._points:
                 self._points[event].extend((record["step"], record["loss"]))
         train, held_out = (np.array(flat).reshape(-1, 2).T for flat in self._points.values())
         return train, held_out

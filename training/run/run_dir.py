@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Lock
 
 from accelerate import Accelerator
@@ -104,6 +105,8 @@ class RunLock:
         lock = file_lock(folder / LOCK)
         try:
             _make(folder)
+            if snapshots_in(folder).is_dir():  # report before any work that it is not writable
+                TemporaryFile(prefix=TEMPORARY_PREFIX, dir=snapshots_in(folder)).close()
             try:
                 has_locks = acquire(lock, 0)
             except Timeout:

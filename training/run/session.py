@@ -16,13 +16,13 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from config.schema import Config
+from config.schema import Config, gpt_config, other_model
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
 from model.frozen import NF4
-from snapshot.disk.model import model_errors
+from snapshot.disk.model import check_described, layout_for, model_errors
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
@@ -106,6 +106,8 @@ class Session:
         """
         self.accelerator = accelerator
         check_configuration(accelerator, self.config)
+        if other_model(self.config.model) is None:
+            check_described(layout_for(gpt_config(self.config, vocab_size=1)))
         if self.config.model.frozen_dtype == NF4:
             refuse_nf4(accelerator)
         lock_run_dir(accelerator, self.config, self._lock)

@@ -85,6 +85,7 @@ def test_overrides_win_over_presets_and_a_run_is_named_after_its_text():
         ("train.seed=" + "9" * 5000, "(5000 characters) is not a whole number."),
         ("model.n_layer=1" + "0" * 30, "must be between 1 and 10000."),
         ("run.name=null", "run.name=null is not a text."),
+        ("model.pretrained=${x}", "model.pretrained: Interpolation key 'x' not found."),
         ("run.name=${run.nam}", "run.name: Interpolation key 'run.nam' not found."),
         ("data.source='a\udcff.txt'", "bytes that are not valid UTF-8. Use another name."),
         ("run.name=" + "n" * 300, "has a name of more than 255 bytes. Use a shorter one."),

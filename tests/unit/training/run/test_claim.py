@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from config.schema import ConfigError
+from disks import as_anybody
+from snapshot.disk.folder import snapshots_in
 from training.run.run_dir import EXIT_CODE, RunLock
 
 
@@ -48,6 +50,13 @@ def test_a_disk_without_locks_is_said_and_keeps_no_start_out(
 
     lock.note_exit(75)  # by which a job's script knows that it is to be started again
     assert (run_dir / EXIT_CODE).read_text() == "75\n"
+
+
+def test_a_read_only_snapshot_folder_is_refused_at_the_start(tmp_path, lock):
+    snapshots_in(tmp_path).mkdir()
+    snapshots_in(tmp_path).chmod(0o555)
+    with as_anybody(), pytest.raises(ConfigError, match=r"cannot be written: Permission denied"):
+        lock.acquire(tmp_path)
 
 
 def test_a_disk_that_fails_at_locking_is_refused(answers, tmp_path, lock):
