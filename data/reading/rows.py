@@ -198,9 +198,8 @@ def read_group(
 ) -> list[str]:
     """The texts of a group; only its bytes are read, and of Parquet only the column of text.
 
-    Each ends with a newline. With `skip_broken` a bad row is left out with a warning, or the rest
-    of a group, where it cannot be decoded. One that cannot be fetched is waited for, or ends the
-    run.
+    Each ends with a newline. With `skip_broken` a bad row is left out with a warning, or the whole
+    of a group that cannot be decoded. One that cannot be fetched is waited for, or ends the run.
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
@@ -211,12 +210,14 @@ def read_group(
             f"{MOST_GROUP_BYTES / 1e9:.0f} GB of text, which is read as a whole. Split it into "
             "several files (Parquet: smaller row groups), or set data.streaming=false."
         )
-    left_out: list[str] | None = [] if skip_broken else None
+    left_out: list[str] = []
     try:
-        texts = [text for _, text in table.documents(group, left_out)]
+        texts = [text for _, text in table.documents(group, left_out if skip_broken else None)]
     except BrokenText as error:
-        remedy = "data.skip_broken=true leaves out what is broken."
-        raise BrokenText(f"{error} {remedy}") from error
+        if not skip_broken:
+            remedy = "data.skip_broken=true leaves out what is broken."
+            raise BrokenText(f"{error} {remedy}") from error
+        texts, left_out = [], [f"{table.place(group)}: {reason_of(error.__cause__ or error)}"]
     if left_out:
         others = f" and {len(left_out) - 1:,} more after it" if len(left_out) > 1 else ""
         access.note_left_out(listing.name, left_out[0] + others)

@@ -69,10 +69,10 @@ class Table:
     ) -> Iterator[tuple[int, str]]:
         """The number and the text of each row of a group that has one, with a final newline.
 
-        All texts of tables are read here. Raises BrokenText for a bad row, and where the rest of
-        the group cannot be decoded; if `left_out` is given, adds a sentence to it instead. Raises
-        DataError if no row of the first group of a file has the column; rows of a later one may
-        have no text.
+        All texts of tables are read here. Raises BrokenText for a bad row, or adds it to
+        `left_out`, if that is given. Raises BrokenText where the group cannot be decoded: rows that
+        came before may be wrong, because a checksum follows what it protects. Raises DataError if
+        no row of the first group of a file has the column; rows of a later one may have no text.
         """
         number, has_column = 0, False
         names: dict[str, None] = {}
@@ -80,19 +80,14 @@ class Table:
         def place() -> str:
             return f"the part after {self.place(group, number)}" if number else self.place(group)
 
-        try:
-            with self.decoding(place):
-                for number, values in self.reader.rows(self, group):
-                    text = self._document(values, group, number, left_out)
-                    if not (has_column or isinstance(values, BadRow)):
-                        has_column = bool(self.column.among(values))
-                        names |= dict.fromkeys(values)
-                    if text:
-                        yield number, text
-        except BrokenText as error:
-            if left_out is None:
-                raise
-            left_out.append(f"{place()}: {reason_of(error.__cause__ or error)}")
+        with self.decoding(place):
+            for number, values in self.reader.rows(self, group):
+                text = self._document(values, group, number, left_out)
+                if not (has_column or isinstance(values, BadRow)):
+                    has_column = bool(self.column.among(values))
+                    names |= dict.fromkeys(values)
+                if text:
+                    yield number, text
         if names and not has_column and group.index == 0:
             raise self.column.missing(self.where, list(names))
 
