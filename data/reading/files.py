@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import fsspec
+import httpx2
 from fsspec.implementations.local import LocalFileSystem
 
 from common.printable import redact_urls
@@ -82,9 +83,20 @@ def _listed(source: str) -> list[DataFile]:
 
 
 def _file_name_of(url: str) -> str:
-    """A file name of at most 100 characters: the end of the URL's path, which says the format."""
-    path = re.split("[?#]", url)[0]
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rpartition("/")[2])
+    """A file name of at most 100 characters: the end of the URL's path, which says the format.
+
+    Raises DataError if the URL is not valid, or has a password.
+    """
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise DataError(f"data.source={redact_urls(url)} is not a valid URL: {error}.") from error
+    if parsed.userinfo or not parsed.host:
+        raise DataError(
+            f"data.source={redact_urls(url)} has no host, or a user name or password before it, "
+            "which is never sent. Download the file by other means and give its path."
+        )
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)
     return name[-100:].lstrip(".") or "text.txt"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -120,7 +119,10 @@ def test_a_gzip_file_may_be_called_what_it_is(served, tmp_path):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("http://127.0.0.1:port/a.txt", "cannot be read: Invalid port: 'port'"),
+        ("http://[::1", "is not a valid URL"),
+        ("http://127.0.0.1:port/a.txt", "is not a valid URL: Invalid port: 'port'"),
+        ("http://", "has no host"),
+        ("https:///a.txt", "has no host"),
         ("HTTP://127.0.0.1:1/" + "x" * 300 + ".txt", "cannot be reached"),
         ("nothing://127.0.0.1/a.txt", "Protocol not known"),
     ],
@@ -129,6 +131,7 @@ def test_an_address_that_cannot_be_fetched_is_told(tmp_path, url, reason):
     with pytest.raises(DataError, match=reason) as caught:
         prepare(url, tmp_path)
     assert str(caught.value).startswith(f"data.source={url}")
+    assert isinstance(caught.value, TextUnreachable) == (reason == "cannot be reached")
 
 
 @pytest.mark.parametrize("name", ["日 本.txt", "x" * 300 + ".txt.gz", "%2e%2e", ""])
@@ -145,15 +148,22 @@ def test_any_name_of_an_address_can_be_kept(served, tmp_path, name):
     assert kept.is_relative_to(tmp_path / "fetched")
 
 
-def test_the_secrets_of_an_address_are_in_no_error(tmp_path, served):
+def test_a_token_of_an_address_is_in_no_error(tmp_path, served):
     """Nor anywhere else: test_address.py."""
-    address, answers, asked = served
+    address, answers, _ = served
     answers["/none.txt?token=secret"] = (404, {}, [])
-    url = f"{address.replace('//', '//me:secret@')}/none.txt?token=secret"
     with pytest.raises(DataError) as caught:
-        prepare(url, tmp_path)
+        prepare(f"{address}/none.txt?token=secret", tmp_path)
     assert f"data.source={address}/none.txt?*** does not exist (HTTP 404)" in str(caught.value)
-    assert asked[0][1]["Authorization"] == f"Basic {base64.b64encode(b'me:secret').decode()}"
+
+
+@pytest.mark.parametrize("user", ["me:secret@", "me:secret:or@", "secret@"])
+def test_a_password_in_an_address_is_neither_sent_nor_shown(tmp_path, served, user):
+    address, _, asked = served
+    with pytest.raises(DataError, match="a user name or password before it, which is") as caught:
+        prepare(address.replace("//", f"//{user}") + "/a.txt", tmp_path)
+    assert asked == []
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("status", [429, 503])
