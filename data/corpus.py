@@ -121,7 +121,13 @@ def _load(folder: Path, documents: str) -> Corpus:
     try:
         file, tokenizer = TokenFile(folder / TOKENS), tokenizer_of(folder)
         info = CorpusInfo(**file.facts)
-    except (FileNotFoundError, NotADirectoryError, TypeError, ValueError) as error:
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        IsADirectoryError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise Damaged(
             f"the prepared text in {folder} cannot be loaded: {reason_of(error)}"
         ) from error

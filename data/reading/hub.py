@@ -40,9 +40,9 @@ def hub_files(
 ) -> tuple[str, list[DataFile]]:
     """The commit, and the files that a source names, sorted by their paths in the repo.
 
-    Of a whole data set they are those of a `split`. The last list is kept on the disk: a later
-    start requests only the commit, and reads the same files if the Hub cannot be reached. Raises
-    DataError if there is none.
+    Of a whole data set they are those of a `split`. The list of a commit is kept on the disk, and
+    which was the newest: a resume at a listed commit requests nothing, another start only the
+    commit, and without the Hub it reads the same files. Raises DataError if there is none.
     """
     named = HUB_NAME.fullmatch(source) or FILES.fullmatch(source)
     if named is None:
@@ -51,8 +51,8 @@ def hub_files(
             f"{HUB_URL}owner/name@revision/folder/*.parquet."
         )
     name, api = named["name"], f"{constants.ENDPOINT}/api/datasets/{named['name']}"
-    record = access.cache_dir / "hub" / digest_of(constants.ENDPOINT, source, split)
-    earlier, files = json.loads(read_cached(record) or "[null, []]")
+    records = access.cache_dir / "hub"
+    newest = records / digest_of(constants.ENDPOINT, source)
     commit = revision
     if commit is None:
         url = f"{api}/revision/{quote(named['revision'] or 'main', safe='')}"
@@ -60,21 +60,26 @@ def hub_files(
         try:
             commit = str(_ask(access, source, url, is_none)[0]["sha"])
         except DataError as error:
-            if earlier is None:
+            if (earlier := read_cached(newest)) is None:
                 raise
             access.say(f"warning: {source} is read as at an earlier start: {error}")
-            commit = str(earlier)
-    if commit != earlier:
+            commit = earlier.decode()
+    record = records / digest_of(constants.ENDPOINT, source, split, commit)
+    content = read_cached(record)
+    if content is None:
         tree = dict(_tree(access, source, f"{api}/tree/{commit}?recursive=true&expand=false"))
         if named.re is FILES:
             paths = _matching(named["path"] or "", [*tree])
         else:
             paths = _paths_of_split(access, source, name, commit, split)
-        files = [[path, *tree[path]] for path in sorted(paths)]
-        write_cached(record, json.dumps([commit, files]).encode())
+        content = json.dumps([[path, *tree[path]] for path in sorted(paths)]).encode()
+        write_cached(record, content)
+    if revision is None:
+        write_cached(newest, commit.encode())
     base = f"{constants.ENDPOINT}/datasets/{name}/resolve/{quote(commit, safe='')}/"
     return commit, [
-        DataFile(base + quote(path), path, size, OID + oid) for path, size, oid in files
+        DataFile(base + quote(path), path, size, OID + oid)
+        for path, size, oid in json.loads(content)
     ]
 
 

@@ -35,6 +35,10 @@ def folders(cache):
 DAMAGE = {
     "tokens cut short": lambda folder: os.truncate(folder / "tokens.bin", 5000),
     "no tokens": lambda folder: (folder / "tokens.bin").write_bytes(b""),
+    "a folder in place of the tokens": lambda folder: (
+        (folder / "tokens.bin").unlink(),
+        (folder / "tokens.bin").mkdir(),
+    ),
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
     "a tokenizer cut short": lambda folder: os.truncate(folder / "tokenizer.json", 100),
     "a file in place of the folder": lambda folder: (
