@@ -77,8 +77,8 @@ class Uploader:
         self._in_flight: Upload | None = None
         self._flushing = False
         """Whether the end of the run waits for uploads."""
-        self._has_given_up = False
-        """Whether the newest try ended in a flush, and was refused."""
+        self._is_last_try = self._has_given_up = False
+        """Whether the newest try began in a flush, and whether it was refused."""
         self._off = False
         self._failure: StoreError | None = None
         self._delay = FIRST_DELAY_SECONDS
@@ -190,7 +190,7 @@ class Uploader:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
             self._in_flight = None  # one that failed gives way to a newer one
             self._drop_older()
-            self._in_flight = self._queue[0]
+            self._in_flight, self._is_last_try = self._queue[0], self._flushing
             return self._in_flight
 
     def _end(self, upload: Upload, failure: StoreError | None) -> None:
@@ -208,7 +208,7 @@ class Uploader:
         lasts, is_first = isinstance(error, StoreRefused), self._failure is None
         with self._changed:
             self._failure = error
-            self._has_given_up = self._flushing and lasts
+            self._has_given_up = self._is_last_try and lasts
             self._changed.notify_all()
         if lasts or not (is_first or isinstance(error, StoreMoved)):
             again = f"every {REPROBE_SECONDS / 60:.0f} minutes" if lasts else "again"

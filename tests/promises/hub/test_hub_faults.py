@@ -13,6 +13,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 from huggingface_hub import constants
@@ -27,7 +28,7 @@ from snapshot.disk.folder import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import RunStore, Start, choose_start, newest_of_disk_and_store
-from store.errors import StoreUnreachable
+from store.errors import StoreRefused, StoreUnreachable
 from store.hub import Hub
 from store.kinds import open_store
 from store.uploader import Uploader
@@ -272,6 +273,28 @@ def test_a_token_that_stays_expired_costs_no_minute_at_the_end(near_hub, finishe
     assert (
         uploads.pending_folders()
     )  # the same command uploads it at its next start: test_uploading
+
+
+def test_a_refusal_of_what_was_in_flight_leaves_the_newest_its_try(tmp_path, snapshot_of):
+    """The end of the run begins to wait while an older snapshot is uploaded."""
+    store, waits, tries = open_store(f"file://{tmp_path}/store"), Event(), []
+    store.create(private=True)
+    publish = store.publish
+
+    def refuse_first(*request):
+        tries.append(request)
+        if len(tries) == 1:
+            waits.wait(60)
+            raise StoreRefused("the Hub refuses (HTTP 403)", "HTTP 403")
+        return publish(*request)
+
+    store.publish = refuse_first
+    uploads = hubs.uploader(store)
+    offer(uploads, snapshot_of(1))
+    stores.wait_for(lambda: tries)
+    offer(uploads, snapshot_of(2))
+    assert uploads.flush(60, more=lambda: waits.set() is None)
+    assert uploads.status().step == 2
 
 
 REFUSALS = {
