@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     BucketNotFoundError,
     GatedRepoError,
@@ -108,7 +109,8 @@ def disk_error(error: Exception, downloads: bool, store_folder: Path | None) -> 
     """The error of this machine's disk that a client met, if it is one.
 
     A store on a disk, in `store_folder`, has errors of the same kinds. Its own are those that name
-    its files, and when it is written to, those of a full disk.
+    its files, and when it is written to, those of a full disk. The Hub client reads its token from
+    a file, whose errors have the remedies of a request.
     """
     if match := XET_DISK_ERROR.search(str(error)):
         return OSError(int(match[1]), os.strerror(int(match[1])))
@@ -119,7 +121,9 @@ def disk_error(error: Exception, downloads: bool, store_folder: Path | None) -> 
     if error.errno == errno.EIO and store_folder is None:  # a network has no such error
         return error
     named = [Path(str(one)) for one in (error.filename, error.filename2) if one is not None]
-    if not downloads or error.errno is None or not named:  # as that of a server, or of a token
+    if error.errno is None or not named:  # as that of a server
+        return None
+    if Path(constants.HF_TOKEN_PATH) in named:
         return None
     if store_folder is None:  # a server's may name its own files: smb://..., \\\\host\\share
         return error if all(one.is_absolute() for one in named) else None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from store.errors import StoreError, StoreMissing, StoreRefused, StoreUnreachable, disk_error
 from store.files import Disk
@@ -15,6 +16,8 @@ from store.latest import foreign_file
 
 RUN, FOLDER = "snapshots", "snapshots/step-00000001-aaaaaaaa"
 PATH = f"{FOLDER}/manifest.json"
+HERE = "/run/model.safetensors"
+LOCAL_ERRORS = (errno.ENOENT, errno.EACCES, errno.ESTALE, errno.EMFILE, errno.EIO)
 
 
 @pytest.fixture
@@ -140,13 +143,24 @@ def test_files_of_file_managers_are_nobody_s():
         assert foreign_file([PATH, name]) == name
 
 
-def test_an_error_that_names_a_file_of_a_server_is_the_server_s():
-    of_server = PermissionError(errno.EACCES, "Permission denied", "smb://host/run")
-    assert disk_error(of_server, True, None) is None
-    of_disk = PermissionError(errno.EACCES, "Permission denied", "/run/model.safetensors")
-    assert disk_error(of_disk, True, None) is of_disk
-    of_disk = OSError(errno.EIO, "Input/output error")  # while a snapshot is read
-    assert disk_error(of_disk, False, None) is of_disk
-    copied = OSError(errno.EIO, "Input/output error", "/run/model.safetensors")
-    copied.filename2 = "/store/model.safetensors"  # as shutil names both
-    assert disk_error(copied, True, Path("/store")) is None
+@pytest.mark.parametrize(
+    ("number", "names", "store_folder", "is_here"),
+    [
+        *((number, [HERE], None, True) for number in LOCAL_ERRORS),
+        *((number, [HERE], "/store", True) for number in LOCAL_ERRORS),
+        (errno.EIO, [], None, True),  # while a snapshot is read
+        (errno.EIO, [HERE, "/store/model.safetensors"], "/store", False),  # as shutil names both
+        (errno.EACCES, ["/store/model.safetensors"], "/store", False),
+        (errno.EACCES, ["smb://host/run"], None, False),
+        (errno.EACCES, [], None, False),
+        (errno.EACCES, [constants.HF_TOKEN_PATH], None, False),
+    ],
+)
+@pytest.mark.parametrize("downloads", [False, True])
+def test_an_error_that_names_a_file_of_this_disk_is_not_the_store_s(
+    number, names, store_folder, is_here, downloads
+):
+    error = OSError(number, os.strerror(number), *names[:1])
+    error.filename2 = names[1] if len(names) > 1 else None
+    folder = None if store_folder is None else Path(store_folder)
+    assert disk_error(error, downloads, folder) is (error if is_here else None)
