@@ -9,14 +9,17 @@ from __future__ import annotations
 import errno
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 import httpx2
+from huggingface_hub import get_token
 from huggingface_hub.errors import (
     FileMetadataError,
     LocalEntryNotFoundError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
+    OIDCError,
 )
 from huggingface_hub.utils import parse_ratelimit_headers
 
@@ -130,6 +133,15 @@ def short_text(text: object) -> str:
     if message.startswith("<"):  # object storage: the rest holds keys, signatures and host names
         parts = re.findall(r"<(?:Code|Message|title)>([^<]*)</", message, re.IGNORECASE)
         message = ": ".join(parts)
-    message = re.sub(r"hf_\w+", "hf_***", redact_urls(message))  # tokens of the Hub
-    lines = message.strip().splitlines()
+    lines = redact_secrets(message).strip().splitlines()
     return printable(lines[0][:200].rstrip(".")) if lines else ""
+
+
+def redact_secrets(text: str) -> str:
+    """A text without tokens of the Hub, and without passwords and signatures in URLs."""
+    token = None
+    with suppress(OSError, ValueError, OIDCError):  # no token can be read: a request says why
+        token = get_token()
+    if token:  # which may have any form
+        text = text.replace(token, "hf_***")
+    return redact_urls(re.sub(r"hf_\w+", "hf_***", text))

@@ -19,6 +19,8 @@ from store.errors import (
 )
 
 ADDRESS = "https://jane:word@example.org/a/b?X-Amz-Signature=abc&token=hf_secret#frag"
+TOKEN = "api_org_secret"
+"""An organization token in the old format, without `hf_`."""
 XML = (
     '<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code><Message>Request has expired</Message>'
     f"<Resource>{ADDRESS}</Resource><AWSAccessKeyId>AKIA123</AWSAccessKeyId></Error>"
@@ -62,6 +64,7 @@ def test_a_status_says_whether_another_try_can_help(status, code, kind):
             for said in ("", "{}", json.dumps({"error": "HTTP 403"}))
         ],
         (answered(403, "", X_Error_Message="quota"), "(HTTP 403: quota)"),
+        (answered(403, "", X_Error_Message=f"{TOKEN} may not"), "(HTTP 403: hf_*** may not)"),
         *[
             (answered(403, XML, Content_Type=kind), "(HTTP 403: AccessDenied: Request has expired)")
             for kind in ("application/xml", "text/plain")
@@ -75,9 +78,12 @@ def test_a_status_says_whether_another_try_can_help(status, code, kind):
         (StoreRefused("\x1b[2J"), "x1b"),
     ],
 )
-def test_a_message_has_the_reason_once_no_secret_and_no_control_character(error, shown):
+def test_a_message_has_the_reason_once_no_secret_and_no_control_character(
+    error, shown, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     said = str(translate(error, "me/run", "hub.repo_id=me/run", "the Hub"))
     assert shown in said
     assert said.isprintable()
-    for secret in ("<", "AKIA", "Signature", "jane", "word", "abc", "hf_secret", "frag"):
+    for secret in ("<", "AKIA", "Signature", "jane", "word", "abc", "hf_secret", "frag", TOKEN):
         assert secret not in said
