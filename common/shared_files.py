@@ -9,6 +9,7 @@ import errno
 import glob
 import hashlib
 import json
+import os
 import platform
 import shutil
 import time
@@ -74,7 +75,7 @@ def make_once(target: Path, make: Callable[[Path], None], is_ready: Callable[[],
 
 
 def _move_to_target(temporary: Path, target: Path, is_ready: Callable[[], bool]) -> None:
-    if target.exists() and not is_ready():  # it is damaged
+    if os.path.lexists(target) and not is_ready():  # it is damaged, or a link to nothing
         _remove(target.rename(temporary_name(target)))
     try:
         temporary.rename(target)
