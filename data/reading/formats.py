@@ -9,12 +9,12 @@ The module of a format has two functions, which take a table (data/reading/table
 
 from __future__ import annotations
 
-import bz2
 import csv
 import gzip
 import lzma
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 TEXT, LINES, CSV, PARQUET = "text", "lines", "csv", "parquet"
@@ -27,17 +27,19 @@ FORMATS = {
 """By file extension, the module of this package. A new format is a module and its line here."""
 
 
-def _open_zstd(file: Any) -> Any:
+def _open_by_pyarrow(codec: str, file: Any) -> Any:
     import pyarrow as pa  # a second of a start that reads no such file
 
-    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
 
 
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
-    ".bz2": bz2.open,
+    # For bz2.open a damaged stream behind another one is the end. For lzma.open too, but pyarrow
+    # reads no xz.
+    ".bz2": partial(_open_by_pyarrow, "bz2"),
     ".xz": lzma.open,
-    ".zst": _open_zstd,
+    ".zst": partial(_open_by_pyarrow, "zstd"),
 }
 """By file extension, what wraps an open binary file."""
 UNREADABLE = (

@@ -222,6 +222,14 @@ def test_damage_is_not_the_end_of_a_compressed_text(tmp_path, complaint, kind, f
     assert "cannot be read" in complaint(path)
 
 
+@pytest.mark.parametrize("kind", [".gz", ".bz2"])  # lzma.open takes both for the end
+@pytest.mark.parametrize("begin", [b"?", b""])
+def test_damage_behind_a_stream_is_not_the_end(tmp_path, complaint, kind, begin):
+    first = COMPRESS[kind](TEXT.encode() * 100)
+    second = begin + first[len(begin) : 20] + b"damage" + first[26:]
+    assert "cannot be read" in complaint(put(tmp_path / f"a.txt{kind}", first + second))
+
+
 # A text that changes while it is prepared.
 
 
