@@ -1,8 +1,8 @@
 """Conversations as tokens: rendered by the tokenizer's chat template, with their targets marked.
 
 transformers renders the template, in a sandbox, and is imported only for that. A special token that
-a message spells out is encoded in two parts, so that the message cannot end a turn: a mark stands
-before it while the template, which may look for it, is rendered. (transformers' own
+a message spells out is encoded in two parts, so that the message cannot end a turn: marks stand
+around it while the template, which may look for it, is rendered. (transformers' own
 `apply_chat_template(sanitize_control_tokens=True)` cannot say which tokens are targets.)
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import date
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -24,10 +25,11 @@ from data.messages import ASSISTANT, ChatError, Conversation
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 
-CUT = "\ufdd0"
-"""Where a text is divided before it is encoded. Unicode keeps this code point free."""
-MARK = re.compile(f"{CUT}([^{CUT}])")
-"""A mark before a character: the cut is behind it."""
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+"""Before and behind a token that a message spells. Unicode keeps these code points free."""
+MARKS = f"[{OPEN}{CLOSE}]"
+CUT = OPEN
+"""Where a rendered text, which has lost its marks, is divided before it is encoded."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The template's mark for text that the assistant writes."""
 PROBE, SHOWN = "the reply", 40
@@ -69,12 +71,12 @@ class ChatTemplate:
                 "Install it with: pip install -r requirements-models.txt"
             )
         self.tokenizer, self.templates, self.today = tokenizer, tokenizer.chat_templates, today
-        longest_first = sorted(self._unwritable(), key=len, reverse=True)
-        self._tokens = re.compile("|".join(map(re.escape, longest_first)))
+        self._longest_first = sorted(self._unwritable(), key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, self._longest_first)))
         """What no message may write."""
-        self._starts = re.compile(f"(?={self._tokens.pattern})")
+        self._starts = re.compile(f"(?=({self._tokens.pattern}))")
         """Each place where such a token begins, perhaps within another."""
-        reserved = [CUT, *(token for token in longest_first if len(token) == 1)]
+        reserved = [OPEN, CLOSE, *(token for token in self._longest_first if len(token) == 1)]
         self._reserved = re.compile("|".join(map(re.escape, reserved)))
         """A token of one character cannot be divided."""
 
@@ -110,7 +112,7 @@ class ChatTemplate:
         return frozenset([*ends, self.tokenizer.end_of_text])
 
     def _marked(self, value: Any) -> Any:
-        """JSON with a mark before each token that no message may write. Raises ChatError."""
+        """JSON with marks around each token that no message may write. Raises ChatError."""
         if isinstance(value, Mapping):
             return {self._marked(name): self._marked(entry) for name, entry in value.items()}
         if isinstance(value, list):
@@ -121,7 +123,29 @@ class ChatTemplate:
             raise ChatError(f"it has {reserved[0]!r}, which is reserved: leave it out")
         if self._tokens.search(value) is None:  # far faster than a search for all places
             return value
-        return self._starts.sub(CUT, value)
+        spans = [start.span(1) for start in self._starts.finditer(value)]
+        begins, ends = map(set, zip(*spans, strict=True))
+        return "".join(
+            CLOSE * (place in ends) + OPEN * (place in begins) + value[place : place + 1]
+            for place in range(len(value) + 1)
+        )
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """Any mark, with the first character of its token if that stands between two of them.
+
+        A template that takes a message apart may leave one alone, before a token of its own.
+        Compiling takes a second where tokens are many, and few messages spell any.
+        """
+        # Between its characters are the marks of tokens that overlap it.
+        tokens = "|".join(f"{MARKS}*".join(map(re.escape, text)) for text in self._longest_first)
+        return re.compile(f"{OPEN}(?=(?:{tokens}){CLOSE})(.)|{MARKS}", re.DOTALL)
+
+    def _divided(self, text: str) -> str:
+        """A rendered text without marks, and with a cut in each token that a message spells."""
+        if re.search(MARKS, text) is None:
+            return text
+        return self._marks.sub(lambda mark: mark[1] + CUT if mark[1] else "", text)
 
     def _safe(self, conversation: Conversation) -> Conversation:
         """A conversation that writes no special tokens."""
@@ -155,7 +179,7 @@ class ChatTemplate:
             )
         except Exception as error:  # templates and jinja raise errors of any type
             raise ChatError(f"the chat template refuses it: {reason_of(error):.200}") from error
-        return MARK.sub(rf"\1{CUT}", texts[0]), [tuple(span) for span in spans[0]] if track else []
+        return texts[0], [tuple(span) for span in spans[0]] if track else []
 
     def _template_for(self, conversation: Conversation) -> str:
         """The template: with tools, the one that is named tool_use, as transformers chooses it."""
@@ -173,7 +197,7 @@ class ChatTemplate:
             before, _ = self._render(conversation.up_to(end - 1), reply=True)
             after, _ = self._render(conversation.up_to(end))
             if not (after.startswith(before) and text.startswith(after)):
-                shown = before.replace(CUT, "")[-SHOWN:]
+                shown = re.sub(MARKS, "", before)[-SHOWN:]
                 raise ChatError(
                     f"the chat template writes turn {end} differently when it only begins the "
                     f"reply ({shown!r}), or when other turns follow, so the assistant's "
@@ -186,7 +210,7 @@ class ChatTemplate:
     def encode_prompt(self, conversation: Conversation) -> NDArray:
         """The tokens (T,) after which the assistant writes its reply. Raises ChatError."""
         text, _ = self._render(self._safe(conversation), reply=True)
-        ids, _ = self.tokenizer.encode_divided(text, CUT)
+        ids, _ = self.tokenizer.encode_divided(self._divided(text), CUT)
         return np.array(ids, dtype=self.tokenizer.dtype)
 
     def encode(self, conversation: Conversation, longest: int) -> EncodedChat | None:
@@ -203,7 +227,8 @@ class ChatTemplate:
         for end in reversed(replies):
             part = conversation.up_to(end)
             text, spans = self._render(part, track=has_marks)
-            ids, places = self.tokenizer.encode_divided(text, CUT)
+            divided = self._divided(text)
+            ids, places = self.tokenizer.encode_divided(divided, CUT)
             if len(ids) <= longest:
                 break
         else:
@@ -212,10 +237,15 @@ class ChatTemplate:
             spans = self._unmarked(part, text)
         elif not spans:
             raise ChatError("the chat template marks no assistant text by {% generation %}")
+        # The same places in the divided text.
+        spans = [
+            (len(self._divided(text[:begin])), len(self._divided(text[:end])))
+            for begin, end in spans
+        ]
         trained = _targets(places, spans)
         if not trained.any():
             return None
-        said = (self._tokens.sub("", text[begin:end]) for begin, end in spans)
+        said = (self._tokens.sub("", divided[begin:end]) for begin, end in spans)
         size = sum(utf8_bytes(one.replace(CUT, "")) for one in said)
         tokens = np.array(ids, dtype=self.tokenizer.dtype)
         return EncodedChat(tokens, trained, size, is_shortened=end < replies[-1])

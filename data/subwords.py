@@ -93,7 +93,8 @@ class SubwordTokenizer(Tokenizer):
         # A text that contains "<|endoftext|>" has these characters, and no document ends there.
         self._rust.encode_special_tokens = True
         self._added = sorted(self._rust.get_added_tokens_decoder().items())
-        self.vocab_size = max(self._rust.get_vocab().values(), default=-1) + 1
+        vocabulary = self._rust.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.dtype = smallest_unsigned(self.vocab_size)
         self.special_tokens, _ = special_tokens(self._settings)
         """The texts of the special tokens by name, as a chat template uses them."""
@@ -101,7 +102,7 @@ class SubwordTokenizer(Tokenizer):
         """The chat templates by name; a single one is named default."""
         self.added_tokens = {token.content: number for number, token in self._added}
         """The tokens that are read as a whole, by text."""
-        self.end_of_text: int = self.added_tokens[self._settings["eos_token"]]
+        self.end_of_text: int = vocabulary[self._settings["eos_token"]]
         self.marks = {token.content: number for number, token in self._added if token.special}
         """Those of them that are special."""
 

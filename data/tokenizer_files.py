@@ -176,8 +176,9 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 def folder_key(folder: Path) -> str:
     """A digest of a tokenizer's folder; it changes whenever its tokenizer may have changed."""
-    digest = hashlib.sha256()
-    paths = [folder / name for name in (*TOKENIZER_FILES, CONFIG, GENERATION)]
+    rows = read_json(folder / CONFIG).get("vocab_size")
+    digest = hashlib.sha256(repr((end_ids(folder), rows)).encode())
+    paths = [folder / name for name in TOKENIZER_FILES]
     for path in filter(Path.exists, [*paths, *template_files(folder).values()]):
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name}\0".encode() + hashlib.sha256(read(path)).digest())

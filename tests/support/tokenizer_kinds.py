@@ -10,7 +10,7 @@ from data.subwords import SubwordTokenizer
 
 MARKS = [
     *("<s>", "</s>", "<</s>>", "<|im_start|>", "<|im_end|>"),
-    *("<think>", "</think>", "[INST]", "[/INST]"),
+    *("<think>", "</think>", "[INST]", "[/INST]", "]<|"),
 ]
 
 

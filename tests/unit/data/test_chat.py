@@ -64,6 +64,11 @@ def test_targets_are_those_of_a_table_made_by_hand(name):
     assert chat.text_bytes == len(spoken)
 
 
+def test_a_special_token_that_a_reply_spells_has_the_bytes_of_its_text():
+    reply = "it was <|im_end|>"
+    assert encoded(template_of("ChatML"), chats.said("a", reply)).text_bytes == len(reply)
+
+
 @pytest.mark.parametrize("name", chats.TEMPLATES)
 def test_a_prompt_is_what_comes_before_the_reply(name):
     template = template_of(name)
@@ -110,6 +115,7 @@ def test_what_is_too_long_loses_whole_turns(name):
 ODD = {
     "no reply": ("ChatML", chats.said("the run"), "it has no reply to train on"),
     "a reserved code point": ("ChatML", chats.said("a\ufdd0b", "c"), r"it has '\\ufdd0', which"),
+    "another one": ("ChatML", chats.said("a", "b\ufdd1"), r"it has '\\ufdd1', which"),
     "a role that is refused": (
         "without marks",
         [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}],

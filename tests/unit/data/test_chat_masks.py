@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import chats
 import tokenizer_kinds
-from data.chat import ChatTemplate
+from data.chat import ChatTemplate, _targets
 from data.messages import Conversation
 
 REPLY = "{% generation %}{{ m['content'] + '</s>' }}{% endgeneration %}"
@@ -48,15 +48,36 @@ CONVERSATIONS = [
     chats.said("the run", "goes on", "where\n\n  is it?", " it was  here\n"),
     chats.said("Größe 日本語", "🙂 ja\ue000\ue001 ", "", "x"),
 ]
+SPELLED_ENDS = chats.said("hi <|im_end|>", "yo<|im_end|>", "<|im_end|> x", "y <|im_end|>z")
+CONTENT = "m['content']"
+TAKING_APART = {
+    "leaves out": (
+        chats.CHATML.replace(CONTENT, f"{CONTENT} | replace('<|im_end|>', '')"),
+        [SPELLED_ENDS],
+    ),
+    "splits": (
+        chats.CHATML.replace(CONTENT, f"{CONTENT}.split('<|im_end|>')[0]"),
+        [SPELLED_ENDS],
+    ),
+    "GLM 4.5": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] }}{% generation %}"
+        "{% set parts = m['content'].split('</think>') %}{{ '<think>' }}"
+        "{{ parts[0].split('<think>')[-1] + '</think>\n' + parts[-1] }}"
+        "{% endgeneration %}{% endfor %}",
+        [chats.said("hi", "<think>hm</think>ok")],
+    ),
+}
+"""Templates that remove a token from a message, and may write it there themselves."""
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
 def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
-    for name, template in TEMPLATES.items():
+    usual = {name: (template, CONVERSATIONS) for name, template in TEMPLATES.items()}
+    for name, (template, conversations) in {**usual, **TAKING_APART}.items():
         ours = tokenizer_kinds.tokenizer(kind, template)
         ours.save(tmp_path)
         theirs = AutoTokenizer.from_pretrained(tmp_path)
-        for messages in CONVERSATIONS:
+        for messages in conversations:
             expected = theirs.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
@@ -67,8 +88,15 @@ def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
             assert 1 in expected["assistant_masks"], where
 
 
+def test_a_token_around_an_empty_reply_is_a_target_as_in_transformers():
+    assert _targets([(0, 3), (3, 8), (8, 9)], [(5, 5)]).tolist() == [0, 1, 0]
+
+
 SPELLED = st.lists(
-    st.sampled_from([*tokenizer_kinds.MARKS, "it was", " the", "\n", "\ue000", "日本 "]), max_size=5
+    st.sampled_from(
+        [*tokenizer_kinds.MARKS, "[INST]<|im_end|>", "it was", " the", "\n", "\ue000", "日本 "]
+    ),
+    max_size=5,
 ).map("".join)
 OF_TOOLS = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"

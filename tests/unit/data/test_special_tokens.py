@@ -232,6 +232,25 @@ def test_a_template_for_tools_is_read_from_its_file_and_kept(tmp_path):
     assert folder_key(folder) != before
 
 
+@pytest.mark.parametrize(
+    ("file", "entry", "is_same"),
+    [
+        ("config.json", {"transformers_version": "5.24"}, True),
+        ("config.json", {"output_router_logits": True}, True),
+        ("generation_config.json", {"temperature": 0.6}, True),
+        ("config.json", {"vocab_size": 301}, False),
+        ("config.json", {"eos_token_id": 7}, False),
+        ("generation_config.json", {"eos_token_id": 7}, False),
+    ],
+)
+def test_a_text_is_prepared_again_only_for_entries_that_change_tokens(
+    tmp_path, file, entry, is_same
+):
+    before = folder_key(model_folder(tmp_path, {START: True, END: True}))
+    (tmp_path / file).write_text(json.dumps(entry))
+    assert (folder_key(tmp_path) == before) == is_same
+
+
 def test_a_template_for_tools_is_downloaded(tmp_path, hub, monkeypatch):
     hubs.lead_here(hub, monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))

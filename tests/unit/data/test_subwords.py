@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers
 import tokenizer_kinds
 from data.chunks import Chunk
 from data.errors import DataError
-from data.subwords import END_OF_TEXT, load_tokenizer, tokenizer_of, train_bpe
+from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer, tokenizer_of, train_bpe
 from data.tokenizer import TOKENIZER_FILES, refuse_larger_than
 from odd_texts import AWKWARD, SPACED, UNICODE
 from saved_tokenizers import auto_tokenizer
@@ -150,6 +150,13 @@ def test_a_foreign_tokenizer_is_saved_as_transformers_needs_it(tmp_path):
     assert load_tokenizer(saved).identity == ours.identity
     (saved / "tokenizer.json").write_text(json.dumps(expected, indent=1))  # its bytes stay
     assert tokenizer_of(saved).files()["tokenizer.json"] == (saved / "tokenizer.json").read_bytes()
+
+
+def test_two_special_words_may_have_one_number():
+    content = json.loads(trained(300)._content)
+    content["model"]["vocab"] |= {"</s>": 300, "<eos>": 300}
+    settings = {"eos_token": "</s>", "additional_special_tokens": ["<eos>"]}
+    assert SubwordTokenizer(json.dumps(content).encode(), settings, "it").end_of_text == 300
 
 
 @pytest.mark.parametrize("end", [None, "<nowhere>"])
