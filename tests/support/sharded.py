@@ -1,10 +1,11 @@
 """train.py under FSDP, with a special second snapshot.
 
-python tests/support/sharded.py twice|dies|full key=value ...
+python tests/support/sharded.py twice|dies|full|full at once key=value ...
 
 `twice`: the main process gathers and writes every snapshot as well, into the folder `gathered` of
 the run's directory. `dies`: the process of rank 1 is killed while it writes the second snapshot.
-`full`: its disk is full then, as the system says.
+`full`: its disk is full then, as the system says. `full at once`: that of the main process,
+before it creates a file of that snapshot.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
+from snapshot.disk import save
 from snapshot.disk.save import Writers
 from snapshot.disk.tensors import Part
 from training.run import command, writer
@@ -43,9 +45,17 @@ def write_or_fail(part, *where) -> None:
     write(part, *where)
 
 
+def create_or_fail(*files) -> None:
+    if len(begun) == 2:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    create(*files)
+
+
 if __name__ == "__main__":
     what = sys.argv.pop(1)
     begin, writer.Snapshot = writer.Snapshot, begin_and_gather
     if what in ("dies", "full"):
         write, Part.write = Part.write, write_or_fail
+    if what == "full at once":
+        create, save.create_files = save.create_files, create_or_fail
     command.run_command(train.main)

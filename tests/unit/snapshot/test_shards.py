@@ -90,9 +90,11 @@ def test_a_process_killed_while_writing_leaves_no_snapshot(small, tmp_path):
     verify(runs.snapshot(tmp_path / "run", 10))
 
 
-@pytest.mark.thorough
-def test_a_full_disk_under_one_writer_costs_one_snapshot(small, tmp_path):
-    result = launched(tmp_path, "full", *small, f"run.dir={tmp_path / 'run'}")
+@pytest.mark.parametrize("what", [pytest.param("full", marks=pytest.mark.thorough), "full at once"])
+def test_a_full_disk_under_one_writer_costs_one_snapshot(small, tmp_path, what):
+    """The other process learns of it, and does not wait for the first in the next snapshot."""
+    words = [*small, "run.collective_timeout_seconds=60", f"run.dir={tmp_path / 'run'}"]
+    result = launched(tmp_path, what, *words)
     said = "warning: the snapshot of step 20 could not be written: [Errno 28] No space left"
     assert result.stdout.count(said) == 1
     names = sorted(path.name for path in (tmp_path / "run" / "snapshots").iterdir())
