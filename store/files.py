@@ -58,10 +58,10 @@ class Files(Store):
         """Nothing: a folder comes with its first file, and a bucket is the user's to create."""
 
     def remove(self) -> None:
-        """Remove the folder, if it exists."""
-        self._fs.invalidate_cache()
+        """Remove all files of the folder, if it exists."""
         with suppress(NoFile):
-            self.ask(partial(self._fs.rm, self._root, recursive=True))
+            for path in self.list_files():
+                self.delete(path)
 
     def head(self, revision: str = BRANCH, known: Contents | None = None) -> Contents:
         """The present files."""
@@ -238,6 +238,11 @@ class Disk(Files):
                 flush([target])
 
         self.ask(write, _size_of(source))
+
+    def remove(self) -> None:
+        """Remove the folder, if it exists."""
+        with suppress(NoFile):
+            self.ask(partial(self._fs.rm, self._root, recursive=True))
 
     def delete(self, path: str) -> None:
         """Delete a file, and its folder if that is empty then."""
