@@ -343,7 +343,9 @@ def test_a_disk_that_is_full_is_named(text_of, publish, monkeypatch):
 
 
 @pytest.mark.parametrize("file", ["train.txt", "train.csv"])
-def test_a_text_has_one_fingerprint_wherever_it_comes_from(publish, dataset_hub, tmp_path, file):
+def test_a_text_has_one_fingerprint_wherever_it_comes_from(
+    publish, dataset_hub, tmp_path, monkeypatch, file
+):
     content = TEXT if file == "train.txt" else "n,text\n1,NA\n2,007\n3,a sentence\n"
     (tmp_path / file).write_text(content, newline="")
     name = publish({file: content})
@@ -353,4 +355,5 @@ def test_a_text_has_one_fingerprint_wherever_it_comes_from(publish, dataset_hub,
 
     there = fingerprint(name, "cache")
     dataset_hub.down()
+    monkeypatch.setattr(waiting, "START_SECONDS", 0.1)
     assert fingerprint(name, "cache") == there == fingerprint(str(tmp_path / file), "another")
