@@ -5,8 +5,10 @@ The check comes before the weights have values. A step that fails later is told 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +31,10 @@ MEMORY_FILES = (
 """Files of a control group, versions 2 and 1: its limit and its use."""
 FILE_CACHE = ("active_file", "inactive_file")
 """Cached file pages, which the system can reclaim; version 1 also has them as total_..."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's malloc.h."""
+LARGEST_KEPT = 32 << 20
+"""Bytes of an allocation: glibc maps a larger one, and returns it, in any case."""
 FAILURES = re.compile(
     r"out of memory|not enough memory|allocate memory|ALLOC_FAILED|Storage size calculation overfl",
     re.IGNORECASE,
@@ -73,6 +79,20 @@ def check_fits(
             )
 
     run_on_all(accelerator, check)  # nobody takes memory before all have looked how much is left
+
+
+def keep_freed_memory() -> None:
+    """On a CPU, have glibc keep what a step frees for the next: 2 to 4 % went to page faults.
+
+    Not under FSDP, which is there to save memory. Another C library is left alone. Call it when
+    what only a start needs is freed.
+    """
+    if sys.platform != "linux" or fsdp_requested() or not on_cpu():
+        return
+    with suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def in_words(error: Exception, begun: bool) -> Exception:

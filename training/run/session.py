@@ -44,7 +44,7 @@ from training.distributed.launcher import (
 from training.distributed.processes import ProcessGroupTimeouts, decided_by_main, run_on_all
 from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
-from training.memory import check_fits
+from training.memory import check_fits, keep_freed_memory
 from training.reporting import header
 from training.reporting.console import Console, write_now
 from training.reporting.report import Report
@@ -192,6 +192,7 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
+        keep_freed_memory()
         remove_downloads(config, self._lock)
         open_trackers(accelerator, self.console, config, state.run_id, state.step)
         tokens = config.train.global_batch_size * config.data.block_size

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from config.schema import ConfigError, OptimConfig
 from model.family import parameter_count
 from model.frozen import keep_frozen
 from model.gpt import GPT, GPTConfig
+from runs import ROOT
 from training.distributed.processes import exit_code_for, is_lasting
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
 from training.memory import check_fits, in_words
@@ -30,6 +33,41 @@ EXHAUSTED = [
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB."), EXIT_FAILED),
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), EXIT_USER_MISTAKE),
 ]
+
+
+FAULTS = """
+import resource, sys, torch
+from training.memory import keep_freed_memory
+
+def step():
+    tensors = [torch.zeros(20 << 20, dtype=torch.uint8) for _ in range(3)]
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told")
+@pytest.mark.parametrize(
+    ("how", "more", "is_kept"),
+    [
+        ("kept", {}, True),
+        ("not", {}, False),
+        ("kept", {"ACCELERATE_USE_FSDP": "true"}, False),
+    ],
+)
+def test_a_step_takes_the_pages_of_the_step_before(how, more, is_kept):
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("MALLOC_")}
+    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **more}
+    command = [sys.executable, "-c", FAULTS, how]
+    output = subprocess.check_output(command, env=environment, cwd=ROOT, timeout=120)
+    pages = 5 * 3 * (20 << 20) // 4096
+    assert int(output) < pages // 100 if is_kept else int(output) > pages // 2
 
 
 @pytest.mark.parametrize(("error", "code"), EXHAUSTED)

@@ -132,6 +132,18 @@ def test_after_a_snapshot_a_failed_one_holds_nothing_up(tmp_path, capsys):
     assert "the snapshot of step 3 could not be written: [Errno 17]" in capsys.readouterr().out
 
 
+def test_a_snapshot_is_copied_without_more_openmp_threads(tmp_path):
+    """With more of them than cores, libgomp slows each later step."""
+    of_training = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
+        assert trained.saving._thread.submit(torch.get_num_threads).result() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(of_training)
+
+
 def test_released_weights_may_be_exchanged_while_a_snapshot_is_written(tmp_path, monkeypatch):
     """As for an evaluation with averaged ones."""
     trained, is_zero = Trained(tmp_path, CharTokenizer("abcdefg").save), threading.Event()
